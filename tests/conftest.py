@@ -1,0 +1,30 @@
+"""Fixtures that several packages use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgerun.errors import NativeLibraryMissing
+
+
+@pytest.fixture(scope="session")
+def llama_lib_dir() -> Path:
+    """The folder of llama.cpp's CPU libraries; tests that ask for it are marked native."""
+    from edgerun.native.flavours import find
+
+    try:
+        return find("cpu", None).path
+    except NativeLibraryMissing as error:
+        pytest.skip(f"needs llama.cpp's libraries: {error}")
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 150 kB with random weights that takes any text."""
+    from edgerun.llm.tiny_model import write_tiny_model
+
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write_tiny_model(path)
+    return path
