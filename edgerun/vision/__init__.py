@@ -1,0 +1,1 @@
+"""Vision models: the dynamic batcher and the ONNX Runtime runner."""
