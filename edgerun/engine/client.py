@@ -1,0 +1,253 @@
+"""The server's side of the engine: start it, talk to it, and have a new one when it dies.
+
+After a crash the models are loaded again. Requests that nobody has seen a token of are submitted again, once;
+those in mid-stream end with EngineLost. Every request ends exactly once. Lives on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+from edgerun.engine.calls import Call, Generation, engine_lost
+from edgerun.engine.check import CheckedModels, check_model
+from edgerun.engine.messages import (
+    Abort,
+    FromEngine,
+    GetStats,
+    Infer,
+    Inferred,
+    Load,
+    Loaded,
+    Progress,
+    Ready,
+    Start,
+    Stats,
+    Submit,
+    Tokenize,
+    Tokenized,
+    Tokens,
+    Unload,
+    Unloaded,
+)
+from edgerun.engine.process import EngineProcess
+from edgerun.errors import EdgerunError, EngineLost
+from edgerun.repository.spec import ModelSpec
+from edgerun.text.prompt import Prompt
+
+logger = logging.getLogger(__name__)
+
+EngineState = Literal["starting", "ready", "restarting", "stopped"]
+_A = TypeVar("_A", Inferred, Loaded, Stats, Tokenized, Unloaded)
+_READY_TIMEOUT_S = 120.0  # how long a new request waits for an engine that is being restarted
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 10.0  # between restarts of an engine that dies again and again
+_HEALTHY_AFTER_S = 30.0  # an engine that lived this long starts the delays anew
+
+
+class EngineClient:
+    """One engine process at a time. All methods belong to the event loop that called start()."""
+
+    def __init__(
+        self, start: Start, *, log_level: str = "WARNING", checked: CheckedModels | None = None
+    ) -> None:
+        self._start, self._log_level = start, log_level
+        self._checked = checked or CheckedModels()
+        self._ids = itertools.count(1)
+        self._pending: dict[int, Call | Generation] = {}
+        self._specs: dict[str, ModelSpec] = {}
+        self._process: EngineProcess | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._is_ready = asyncio.Event()
+        self.loaded: dict[str, Loaded] = {}
+        self.state: EngineState = "stopped"
+        self.num_restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Raises EngineLost when the engine does not come up."""
+        self.state = "starting"
+        self._process = await EngineProcess.launch(self._start, self._log_level)
+        self._become_ready()
+        self._supervisor = asyncio.create_task(self._supervise(self._process), name="engine-supervisor")
+
+    async def stop(self) -> None:
+        """End the engine; whatever still waits ends with EngineLost."""
+        self.state = "stopped"
+        self._is_ready.clear()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._process is not None:
+            await self._process.stop()
+            self._process = None
+        for pending in self._take_pending():
+            pending.fail(EngineLost("the server is stopping"))
+
+    def _become_ready(self) -> None:
+        self.state = "ready"
+        self._is_ready.set()
+
+    # ---- requests
+
+    async def generate(self, model: str, prompt: Prompt) -> Generation:
+        """Returns once the prompt is accepted. Raises ContextLengthExceeded, InvalidRequest, QueueFull,
+        EngineLost."""
+        message = Submit(request_id=next(self._ids), model=model, prompt=prompt)
+        generation = Generation(message, self._abort)
+        await self._send(generation)
+        try:
+            await generation.accepted
+        except asyncio.CancelledError:
+            generation.cancel()
+            raise
+        return generation
+
+    async def tokenize(self, model: str, prompt: Prompt) -> list[int]:
+        message = Tokenize(request_id=next(self._ids), model=model, prompt=prompt)
+        return (await self._call(Call(message, can_retry=True), Tokenized)).token_ids
+
+    async def infer(self, model: str, data: bytes, shape: tuple[int, ...], dtype: str) -> Inferred:
+        """One preprocessed picture, without the batch axis."""
+        message = Infer(request_id=next(self._ids), model=model, data=data, shape=shape, dtype=dtype)
+        return await self._call(Call(message, can_retry=True), Inferred)
+
+    async def stats(self) -> Stats:
+        return await self._call(Call(GetStats(request_id=next(self._ids)), can_retry=False), Stats)
+
+    async def load(self, spec: ModelSpec, on_progress: Callable[[Progress], None] | None = None) -> Loaded:
+        """Load or replace a model; a file that was never seen is tried in a child process first."""
+        if on_progress is not None:
+            on_progress(Progress(request_id=0, stage="check", done=0, total=0))
+        await check_model(spec, self._start, self._checked)
+        loaded = await self._load(spec, on_progress)
+        self._specs[spec.name] = spec
+        return loaded
+
+    async def _load(self, spec: ModelSpec, on_progress: Callable[[Progress], None] | None) -> Loaded:
+        message = Load(request_id=next(self._ids), spec=spec)
+        loaded = await self._call(Call(message, can_retry=False, on_progress=on_progress), Loaded)
+        self.loaded[spec.name] = loaded
+        return loaded
+
+    async def unload(self, name: str) -> None:
+        self._specs.pop(name, None)
+        await self._call(Call(Unload(request_id=next(self._ids), model=name), can_retry=False), Unloaded)
+        self.loaded.pop(name, None)
+
+    async def _call(self, call: Call, kind: type[_A]) -> _A:
+        await self._send(call)
+        answer = await call.answer
+        assert isinstance(answer, kind), f"{type(answer).__name__} came for {kind.__name__}"
+        return answer
+
+    async def _send(self, request: Call | Generation) -> None:
+        if not self._is_ready.is_set() and not isinstance(request.message, Load):
+            await self._wait_until_ready()
+        if self._process is None:
+            raise EngineLost("the engine is not running")
+        self._pending[request.message.request_id] = request
+        self._process.channel.send(request.message)
+
+    async def _wait_until_ready(self) -> None:
+        if self.state == "stopped":
+            raise EngineLost("the server is stopping")
+        try:
+            await asyncio.wait_for(self._is_ready.wait(), _READY_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise EngineLost(f"the engine was not back within {_READY_TIMEOUT_S:.0f} s") from None
+
+    def _abort(self, request_id: int) -> None:
+        if self._process is not None:
+            self._process.channel.send(Abort(request_id=request_id))
+
+    # ---- answers
+
+    async def _read(self, process: EngineProcess) -> None:
+        """Hand messages out until the engine is gone."""
+        while (message := await process.channel.receive()) is not None:
+            self._deliver(message)
+
+    def _deliver(self, message: FromEngine) -> None:
+        if isinstance(message, Tokens):
+            for output in message.outputs:
+                generation = self._pending.get(output.request_id)
+                if isinstance(generation, Generation) and generation.take_output(output):
+                    del self._pending[output.request_id]
+            return
+        if isinstance(message, Ready):
+            return
+        request = self._pending.get(message.request_id)
+        if request is not None and request.take(message):
+            del self._pending[request.message.request_id]
+
+    # ---- restarts
+
+    async def _supervise(self, process: EngineProcess) -> None:
+        delay_s = _FIRST_DELAY_S
+        while True:
+            started = time.monotonic()
+            await self._read(process)
+            self._on_death(await process.reap())
+            if time.monotonic() - started > _HEALTHY_AFTER_S:
+                delay_s = _FIRST_DELAY_S
+            process, delay_s = await self._relaunch(delay_s)
+
+    def _on_death(self, status: int) -> None:
+        logger.error("the engine process ended with status %d; starting a new one", status)
+        self.state, self._process = "restarting", None
+        self._is_ready.clear()
+        self.num_restarts += 1
+        self.loaded.clear()
+        kept: list[Call | Generation] = []
+        for request in self._take_pending():
+            if not request.is_abandoned and request.may_resubmit():
+                kept.append(request)
+            else:
+                request.fail(engine_lost())
+        self._pending = {request.message.request_id: request for request in kept}
+
+    async def _relaunch(self, delay_s: float) -> tuple[EngineProcess, float]:
+        """A new engine with the same models. Tries until it succeeds, ever more slowly."""
+        while True:
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, _MAX_DELAY_S)
+            try:
+                process = await EngineProcess.launch(self._start, self._log_level)
+            except EngineLost as error:
+                logger.error("%s; next try in %.1f s", error, delay_s)
+                continue
+            self._process = process
+            asyncio.create_task(self._restore(process), name="engine-restore").add_done_callback(_log_failure)
+            return process, delay_s
+
+    async def _restore(self, process: EngineProcess) -> None:
+        """Load the models again, then submit what had waited. Runs beside the reader."""
+        waiting = [r for r in self._pending.values() if not isinstance(r.message, Load)]
+        for spec in tuple(self._specs.values()):
+            try:
+                await self._load(spec, None)
+            except EdgerunError as error:
+                logger.error("%s could not be loaded again: %s", spec.name, error)
+        if self._process is not process:
+            return  # it died meanwhile; the next one carries on
+        for request in waiting:
+            process.channel.send(request.message)
+        self._become_ready()
+
+    def _take_pending(self) -> list[Call | Generation]:
+        pending, self._pending = list(self._pending.values()), {}
+        return pending
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("restoring the engine failed", exc_info=error)

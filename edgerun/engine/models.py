@@ -1,0 +1,106 @@
+"""Opening a model inside a process that may run one: the engine, or the throw-away child of check.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from edgerun.engine.messages import Load, Loaded, Message, Start
+from edgerun.errors import NativeLibraryMissing, ProviderUnavailable
+from edgerun.llm.llama_api import LlamaLibrary
+from edgerun.llm.loader import load_llm
+from edgerun.llm.worker import LlmWorker
+from edgerun.repository.spec import ModelSpec
+from edgerun.vision.worker import VisionWorker
+
+_CPU_VISION = "CPUExecutionProvider"
+_CPU_ASKED = 'require = "cpu" in its config.toml'
+
+
+def open_llm(
+    message: Load,
+    start: Start,
+    library: LlamaLibrary,
+    reply: Callable[[Message], None],
+    on_fatal: Callable[[BaseException], None],
+    on_progress: Callable[[int, int], None] | None = None,
+) -> tuple[LlmWorker, Loaded]:
+    """on_progress: percent done of 100. Raises ModelLoadFailed, ProviderUnavailable, NativeLibraryMissing."""
+    spec = message.spec
+    if not start.llm_provider:
+        raise NativeLibraryMissing(f"{spec.name} cannot run here: {start.llm_reason}", name=spec.name)
+    provider = _provider_for(spec, start.llm_provider, "cpu", start.llm_reason)
+    use_gpu = provider != "cpu"
+    if use_gpu and not library.supports_gpu_offload():
+        raise ProviderUnavailable(
+            f"{spec.name}: the provider is {provider}, but the native libraries in "
+            f"{start.lib_dir or 'the llama_cpp package'} were built without a GPU backend; "
+            "run: edgerun doctor",
+            name=spec.name,
+        )
+    if start.deterministic:
+        # Alone in its batch a sequence always meets the same kernels and splits. The price is that
+        # requests wait for each other.
+        spec = replace(spec, llm=replace(spec.llm, max_num_seqs=1))
+    percent = _whole_percents(on_progress)
+    loaded = load_llm(library, spec, use_gpu=use_gpu, num_threads=start.num_threads, on_progress=percent)
+    worker = LlmWorker(loaded, reply, on_fatal)
+    reason = start.llm_reason if provider == start.llm_provider else _CPU_ASKED
+    return worker, Loaded(
+        request_id=message.request_id,
+        model=spec.name,
+        version=spec.version,
+        provider=provider,
+        reason=reason,
+        size_bytes=loaded.memory_bytes,
+        llm=loaded.info,
+    )
+
+
+def open_vision(message: Load, start: Start, reply: Callable[[Message], None]) -> tuple[VisionWorker, Loaded]:
+    """Raises ModelLoadFailed, InvalidModelFile, ProviderUnavailable."""
+    spec = message.spec
+    if not start.vision_provider:
+        raise ProviderUnavailable(f"{spec.name} cannot run here: {start.vision_reason}", name=spec.name)
+    provider = _provider_for(spec, start.vision_provider, _CPU_VISION, start.vision_reason)
+    reason = (
+        start.vision_reason if provider == start.vision_provider else 'require = "cpu" in its config.toml'
+    )
+    worker = VisionWorker(spec, provider, reason, start.num_threads, reply)
+    return worker, Loaded(
+        request_id=message.request_id,
+        model=spec.name,
+        version=spec.version,
+        provider=worker.provider,
+        reason=worker.reason,
+        size_bytes=worker.size_bytes,
+        vision=worker.info,
+    )
+
+
+def _provider_for(spec: ModelSpec, chosen: str, cpu: str, reason: str) -> str:
+    """The model's `require` against the device's choice: never a silent CPU."""
+    if spec.require == "cpu":
+        return cpu
+    if spec.require == "gpu" and chosen == cpu:
+        raise ProviderUnavailable(
+            f'{spec.name} says require = "gpu" but this device would run it on the CPU: {reason}',
+            name=spec.name,
+        )
+    return chosen
+
+
+def _whole_percents(report: Callable[[int, int], None] | None) -> Callable[[float], None] | None:
+    """llama.cpp reports a share for each tensor; pass on whole percents, once each."""
+    if report is None:
+        return None
+    last = -1
+
+    def pass_on(share: float) -> None:
+        nonlocal last
+        percent = int(share * 100)
+        if percent != last:
+            last = percent
+            report(percent, 100)
+
+    return pass_on
