@@ -1,0 +1,53 @@
+"""/health, /ready and /v1/device."""
+
+from __future__ import annotations
+
+import pytest
+
+from .fakes import FakeEngine
+from .harness import running
+
+
+@pytest.mark.parametrize("state", ["starting", "ready", "restarting", "stopped"])
+def test_health_answers_whatever_the_engine_does(state: str) -> None:
+    with running(FakeEngine(state=state)) as server:
+        answer = server.client.get("/health")
+    assert answer.status_code == 200
+    assert answer.json()["server"] == "edgerun"
+    assert answer.json()["engine"] == state
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "status"),
+    [("", "ready", 200), ("loading parrot", "ready", 503), ("", "restarting", 503)],
+)
+def test_ready_says_why_not(reason: str, state: str, status: int) -> None:
+    with running(FakeEngine(state=state), readiness=reason) as server:
+        answer = server.client.get("/ready")
+    assert answer.status_code == status
+    if status == 503:
+        assert (reason or state) in answer.json()["reason"]
+
+
+def test_device_tells_report_load_and_what_runs() -> None:
+    with running() as server:
+        assert server.client.get("/v1/device").json()["models"] == []
+        server.chat()
+        body = server.client.get("/v1/device").json()
+    assert body["cpu"]["cores_usable"] == 2
+    assert {choice["provider"] for choice in body["providers"]} == {"cuda", "cpu", "CPUExecutionProvider"}
+    assert body["engine"] == {"pid": 4711, "state": "ready"}
+    assert body["scheduler"] == {"max_num_seqs": 4}
+    assert body["models"] == [
+        {
+            "name": "parrot",
+            "kind": "llm",
+            "version": 1,
+            "provider": "cpu",
+            "reason": "it ran",
+            "size_bytes": 1000,
+            "max_num_seqs": 4,
+        }
+    ]
+    assert body["models_size_bytes"] == 1000
+    assert set(body["load"]) >= {"cpu_percent", "gpu_percent", "temperature_c", "power_w"}
