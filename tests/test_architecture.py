@@ -39,7 +39,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     # ... and the modules that run in the engine process, or in a child that tries a model file.
     "engine.main": frozenset({"llm", "vision", "native", "text.prompt", "repository.spec"}),
     "engine.models": frozenset({"llm", "vision", "native", "text.prompt", "repository.spec"}),
-    "engine.check": frozenset({"llm.llama_api", "text.prompt", "repository.spec"}),
+    "engine.check": frozenset({"llm.llama_api", "llm.loop", "text.prompt", "repository.spec"}),
     "server": frozenset({"text", "pixels", "engine", "repository", "device", "native"}),
     "cli": frozenset({"server", "engine", "repository", "device", "native"}),
     "__main__": frozenset({"cli"}),

@@ -126,11 +126,14 @@ def _last_line(errors: bytes) -> str:
 def _try_model(request: CheckRequest) -> None:
     from edgerun.engine.models import open_llm, open_vision
     from edgerun.llm.llama_api import LlamaLibrary
+    from edgerun.llm.loop import EngineLoop
 
     load = Load(request_id=0, spec=request.spec)
     if request.spec.kind == "llm":
         library = LlamaLibrary(Path(request.start.lib_dir) if request.start.lib_dir else None)
-        open_llm(load, request.start, library, lambda _message: None, lambda _error: os._exit(70))
+        loop = EngineLoop(lambda _error: os._exit(70))
+        loop.start()
+        open_llm(load, request.start, library, loop, lambda _message: None)
     else:
         open_vision(load, request.start, lambda _message: None)
 

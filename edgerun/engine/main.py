@@ -41,6 +41,7 @@ from edgerun.engine.messages import (
 from edgerun.engine.models import open_llm, open_vision
 from edgerun.errors import ModelNotFound
 from edgerun.llm.llama_api import LlamaLibrary
+from edgerun.llm.loop import EngineLoop
 from edgerun.llm.worker import LlmWorker
 from edgerun.vision.worker import VisionWorker
 
@@ -59,11 +60,13 @@ class Engine:
         self._llms: dict[str, LlmWorker] = {}
         self._visions: dict[str, VisionWorker] = {}
         self._library: LlamaLibrary | None = None
+        self._loop = EngineLoop(_die)
         self._loads: queue.SimpleQueue[Load | Unload | None] = queue.SimpleQueue()
         self._loader = threading.Thread(target=self._run_loader, name="loader", daemon=True)
 
     def run(self) -> None:
         """Serve until Shutdown or until the server is gone."""
+        self._loop.start()
         self._loader.start()
         self._channel.send(Ready(pid=os.getpid()))
         while (message := self._channel.receive()) is not None and not isinstance(message, Shutdown):
@@ -134,7 +137,9 @@ class Engine:
         if spec.kind == "llm":
             if self._library is None:
                 self._library = LlamaLibrary(Path(self._start.lib_dir) if self._start.lib_dir else None)
-            llm, loaded = open_llm(message, self._start, self._library, self._channel.send, _die, progress)
+            llm, loaded = open_llm(
+                message, self._start, self._library, self._loop, self._channel.send, progress
+            )
             _replace(self._llms, spec.name, llm)
         else:
             vision, loaded = open_vision(message, self._start, self._channel.send)

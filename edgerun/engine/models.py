@@ -9,6 +9,7 @@ from edgerun.engine.messages import Load, Loaded, Message, Start
 from edgerun.errors import NativeLibraryMissing, ProviderUnavailable
 from edgerun.llm.llama_api import LlamaLibrary
 from edgerun.llm.loader import load_llm
+from edgerun.llm.loop import EngineLoop
 from edgerun.llm.worker import LlmWorker
 from edgerun.repository.spec import ModelSpec
 from edgerun.vision.worker import VisionWorker
@@ -21,8 +22,8 @@ def open_llm(
     message: Load,
     start: Start,
     library: LlamaLibrary,
+    loop: EngineLoop,
     reply: Callable[[Message], None],
-    on_fatal: Callable[[BaseException], None],
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[LlmWorker, Loaded]:
     """on_progress: percent done of 100. Raises ModelLoadFailed, ProviderUnavailable, NativeLibraryMissing."""
@@ -44,7 +45,7 @@ def open_llm(
         spec = replace(spec, llm=replace(spec.llm, max_num_seqs=1))
     percent = _whole_percents(on_progress)
     loaded = load_llm(library, spec, use_gpu=use_gpu, num_threads=start.num_threads, on_progress=percent)
-    worker = LlmWorker(loaded, reply, on_fatal)
+    worker = LlmWorker(loaded, loop, reply)
     reason = start.llm_reason if provider == start.llm_provider else _CPU_ASKED
     return worker, Loaded(
         request_id=message.request_id,

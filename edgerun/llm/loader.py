@@ -85,7 +85,10 @@ def load_llm(
     num_threads: int,
     on_progress: Callable[[float], None] | None = None,
 ) -> LoadedLlm:
-    """Load weights, make the KV pool, warm up. Raises ModelLoadFailed; nothing stays loaded then."""
+    """Load weights and make the KV pool; computes nothing yet (see loop.py).
+
+    Raises ModelLoadFailed; nothing stays loaded then.
+    """
     model = LlamaModel(library, spec.path, use_gpu=use_gpu, on_progress=on_progress)
     try:
         if not model.is_decoder():
@@ -112,7 +115,6 @@ def load_llm(
         raise
     end_tokens = model.end_tokens()
     runner = LlamaRunner(model, context, end_tokens)
-    runner.warm_up()
     memory = model.size_bytes() + settings.num_kv_tokens * model.kv_bytes_per_token(settings.kv_cache_dtype)
     logger.info(
         "loaded %s: %d tokens of context, %d tokens of KV pool, %d threads",

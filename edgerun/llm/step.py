@@ -52,6 +52,10 @@ class NoKvRoom(Exception):
 class ModelRunner(Protocol):
     """What the engine drives: llama_runner, or a fake in tests."""
 
+    def warm_up(self) -> None:
+        """Compute something small, on the engine thread, before the first request."""
+        ...
+
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step. Raises NoKvRoom when nothing could be written."""
         ...

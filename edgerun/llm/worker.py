@@ -1,4 +1,4 @@
-"""One loaded language model inside the engine process: tokenising thread in front, engine thread behind.
+"""One loaded language model inside the engine process: its tokenising thread in front of the engine thread.
 
 The main loop of the process calls submit, abort, tokenize and close; replies go out from the two threads.
 """
@@ -25,6 +25,7 @@ from edgerun.llm.block_pool import BlockPool
 from edgerun.llm.engine import LlmEngine
 from edgerun.llm.llama_api import LlamaModel
 from edgerun.llm.loader import LoadedLlm
+from edgerun.llm.loop import EngineLoop
 from edgerun.llm.request import Request, RequestId
 from edgerun.llm.scheduler import Scheduler, SchedulerLimits
 from edgerun.text.prompt import Prompt
@@ -34,11 +35,9 @@ _TOKENIZER_STACK_BYTES = 512 * 2**20  # address space; only what is touched beco
 
 
 class LlmWorker:
-    """Owns the threads of one model. `reply` may be called from both of them at once."""
+    """Owns the tokenising thread of one model. `reply` is called from it and from the engine thread."""
 
-    def __init__(
-        self, loaded: LoadedLlm, reply: Callable[[Message], None], on_fatal: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self, loaded: LoadedLlm, loop: EngineLoop, reply: Callable[[Message], None]) -> None:
         settings = loaded.settings
         self.info, self.memory_bytes = loaded.info, loaded.memory_bytes
         self._tokenizer = PromptTokenizer(loaded.model, settings.max_model_len)
@@ -51,12 +50,12 @@ class LlmWorker:
             max_model_len=settings.max_model_len,
         )
         scheduler = Scheduler(pool, limits, loaded.info.eog_token_ids)
-        self._engine = LlmEngine(scheduler, pool, loaded.runner, reply, on_fatal, settings.max_num_seqs)
+        self._engine = LlmEngine(loop, scheduler, pool, loaded.runner, reply, settings.max_num_seqs)
+        self._engine.start()
         self._inbox: queue.SimpleQueue[Submit | Tokenize | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._before_engine: set[int] = set()  # submitted, not yet with the engine; guarded by _lock
         self._thread = _start_thread(self._run, _TOKENIZER_STACK_BYTES)
-        self._engine.start()
 
     def submit(self, message: Submit) -> None:
         with self._lock:

@@ -44,7 +44,10 @@ class FakeRunner:
         self.cells: dict[int, list[int]] = {}
         self.steps: list[SchedulerOutput] = []
         self.forgotten: list[int] = []
-        self.is_closed = False
+        self.is_warm = self.is_closed = False
+
+    def warm_up(self) -> None:
+        self.is_warm = True
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         for seq_id in step.removed:

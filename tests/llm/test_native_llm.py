@@ -20,6 +20,7 @@ from edgerun.llm.llama_api import (
     LlamaModel,
 )
 from edgerun.llm.loader import load_llm
+from edgerun.llm.loop import EngineLoop
 from edgerun.llm.tiny_model import BOS
 from edgerun.llm.worker import LlmWorker
 from edgerun.repository.spec import LlmSettings, ModelSpec
@@ -53,7 +54,13 @@ class Worker:
         self.info = loaded.info
         self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.fatal: list[BaseException] = []
-        self.worker = LlmWorker(loaded, self.replies.put, self.fatal.append)
+        self.loop = EngineLoop(self.fatal.append)
+        self.loop.start()
+        self.worker = LlmWorker(loaded, self.loop, self.replies.put)
+
+    def close(self) -> None:
+        self.worker.close()
+        self.loop.stop()
 
     def answers(self, *submits: Submit) -> dict[int, tuple[list[int], str]]:
         """Token ids and finish reason, or the kind of failure, of each."""
@@ -85,7 +92,7 @@ class Worker:
 def worker(library: LlamaLibrary, tiny_gguf: Path) -> Iterator[Worker]:
     worker = Worker(library, tiny_gguf, LlmSettings(max_num_batched_tokens=64, max_num_seqs=4))
     yield worker
-    worker.worker.close()
+    worker.close()
     assert not worker.fatal
 
 
@@ -135,7 +142,7 @@ def test_preemption_in_a_small_pool_ends_every_request(library: LlamaLibrary, ti
     assert [(len(tokens), reason) for tokens, reason in results.values()] == [(120, "length")] * 4
     assert worker.worker.stats().preemptions_total > 0
     assert worker.worker.stats().num_free_blocks == worker.worker.stats().num_blocks
-    worker.worker.close()
+    worker.close()
 
 
 def test_a_seed_repeats_and_another_does_not(worker: Worker) -> None:
