@@ -33,7 +33,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "pixels": frozenset({"repository.spec"}),
     "device": frozenset({"native", "repository.spec"}),
     "llm": frozenset({"text.prompt", "repository.spec", "native", "engine.messages"}),
-    "vision": frozenset({"repository.spec", "engine.messages"}),
+    "vision": frozenset({"native", "repository.spec", "engine.messages"}),
     # The server's side of the process boundary ...
     "engine": frozenset({"text.prompt", "repository.spec"}),
     # ... and the modules that run in the engine process, or in a child that tries a model file.

@@ -22,7 +22,7 @@ from edgerun.device.files import SystemFiles
 from edgerun.device.jetson import JetsonFacts, read_jetson
 from edgerun.device.memory import read_memory
 from edgerun.device.nvidia import NvidiaFacts, read_nvidia
-from edgerun.device.providers import CANDIDATES, TENSORRT, Evidence, blocker, choose, clash
+from edgerun.device.providers import CANDIDATES, TENSORRT, Evidence, blocker, choose
 from edgerun.device.report import Accelerator, DeviceReport, MemoryInfo
 from edgerun.device.smoke import (
     TIMEOUT_S,
@@ -37,12 +37,8 @@ from edgerun.device.smoke import (
 )
 from edgerun.errors import NativeLibraryMissing
 from edgerun.native.flavours import NativeFlavour
+from edgerun.native.onnx_packages import ONNXRUNTIMES, clash
 
-# Distributions that all install the import package `onnxruntime`.
-ONNXRUNTIMES = (
-    *("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
-    *("onnxruntime-rocm", "onnxruntime-migraphx", "onnxruntime-qnn"),
-)
 _TENSORRT_WHEELS = ("tensorrt-cu13-libs", "tensorrt-cu12-libs", "tensorrt-cu13", "tensorrt-cu12", "tensorrt")
 # Its builder loads some gigabyte of kernels before the first engine; an estimate for the smallest boards.
 TENSORRT_TIMEOUT_S = 60.0

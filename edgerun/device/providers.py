@@ -14,6 +14,7 @@ from edgerun.device.files import to_int
 from edgerun.device.report import CPU_PROVIDERS, DeviceReport, ProviderChoice
 from edgerun.device.smoke import CheckId, SmokeResult
 from edgerun.errors import ProviderUnavailable
+from edgerun.native.onnx_packages import clash
 from edgerun.repository.spec import ModelKind, Requirement
 
 TENSORRT = "TensorrtExecutionProvider"
@@ -82,15 +83,6 @@ def blocker(kind: ModelKind, provider: str, evidence: Evidence) -> str | None:
         if is_gpu and len(evidence.onnxruntimes) > 1:
             return clash(evidence.onnxruntimes)
     return None
-
-
-def clash(onnxruntimes: Mapping[str, str]) -> str:
-    """What to say when two distributions share the folder `onnxruntime/` and have overwritten each other."""
-    names = " and ".join(f"{name} {version}" for name, version in sorted(onnxruntimes.items()))
-    return (
-        f"{names} are installed together and overwrite each other: "
-        f"pip uninstall {' '.join(sorted(onnxruntimes))}, then install one"
-    )
 
 
 def require(

@@ -7,10 +7,8 @@ its dtypes. Does not know requests, pictures or batching policy. A runner belong
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import logging
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,19 +25,10 @@ from edgerun.errors import (
     NativeLibraryMissing,
     ProviderUnavailable,
 )
+from edgerun.native.onnx_packages import check_one_onnxruntime
 
 logger = logging.getLogger(__name__)
 
-# Distributions that all unpack into the one folder `onnxruntime/`: the last one installed wins in silence,
-# and removing one breaks the others.
-_DISTRIBUTIONS = (
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxruntime-directml",
-    "onnxruntime-openvino",
-    "ort-nightly",
-    "ort-nightly-gpu",
-)
 _DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -148,30 +137,8 @@ class OrtRunner:
         return [output[:num_real] for output in outputs]
 
 
-def onnxruntime_distributions(path: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The installed distributions that provide `onnxruntime`. path: where to look, sys.path by default."""
-    found = []
-    for name in _DISTRIBUTIONS:
-        context = importlib.metadata.DistributionFinder.Context(
-            name=name, path=list(sys.path if path is None else path)
-        )
-        if any(importlib.metadata.Distribution.discover(context=context)):
-            found.append(name)
-    return tuple(found)
-
-
-def check_one_onnxruntime(distributions: Sequence[str]) -> None:
-    """Raises ProviderUnavailable when more than one distribution shares the folder of `onnxruntime`."""
-    if len(distributions) > 1:
-        names = " and ".join(distributions)
-        raise ProviderUnavailable(
-            f"{names} are both installed and overwrite each other, so a GPU may be gone without a word: run"
-            f" `pip uninstall {' '.join(distributions)}` and install one of them again"
-        )
-
-
 def _import_onnxruntime() -> Any:
-    check_one_onnxruntime(onnxruntime_distributions())
+    check_one_onnxruntime()
     try:
         # Not an import statement: ONNX Runtime ships no types, and must not be needed to check ours.
         onnxruntime: Any = importlib.import_module("onnxruntime")

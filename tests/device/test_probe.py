@@ -293,7 +293,7 @@ def test_clashing_onnxruntimes_keep_the_gpu_from_being_tried(tmp_path: Path) -> 
     report = probe_as_live("desktop-rtx4090", fake)
 
     assert CUDA not in fake.tried
-    assert "pip uninstall onnxruntime onnxruntime-gpu" in reason(report, CUDA)
+    assert "pip uninstall -y onnxruntime onnxruntime-gpu" in reason(report, CUDA)
     assert report.chosen("vision") is not None
 
 

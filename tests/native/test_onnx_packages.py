@@ -20,7 +20,7 @@ def environment(**versions: str) -> Callable[[str], str]:
 
 
 def test_both_packages_are_refused_with_what_to_run() -> None:
-    with pytest.raises(DeviceError, match="pip uninstall -y onnxruntime onnxruntime-gpu"):
+    with pytest.raises(DeviceError, match="pip uninstall -y onnxruntime onnxruntime-gpu`"):
         check_one_onnxruntime(environment(onnxruntime="1.32.0", onnxruntime_gpu="1.31.1"))
 
 

@@ -10,8 +10,6 @@ from edgerun.errors import InvalidModelFile, ModelError, ModelLoadFailed, Provid
 from edgerun.vision.ort_runner import (
     OrtRunner,
     TensorSpec,
-    check_one_onnxruntime,
-    onnxruntime_distributions,
 )
 from tests.vision import onnx_models
 from tests.vision.onnx_models import RgbModel
@@ -222,25 +220,3 @@ def test_gpu_provider_without_a_gpu_is_refused_not_replaced(tmp_path: Path) -> N
         pytest.skip("this ONNX Runtime has CUDA, and this machine may have a GPU")
     with pytest.raises(ProviderUnavailable, match="CUDAExecutionProvider"):
         OrtRunner(path, "CUDAExecutionProvider", 1)
-
-
-def install(folder: Path, *names: str) -> list[str]:
-    for name in names:
-        info = folder / f"{name.replace('-', '_')}-1.2.3.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2.3\n")
-    return [str(folder)]
-
-
-def test_both_onnxruntime_packages_are_refused_by_name(tmp_path: Path) -> None:
-    found = onnxruntime_distributions(install(tmp_path, "onnxruntime", "onnxruntime-gpu", "numpy"))
-    assert found == ("onnxruntime", "onnxruntime-gpu")
-    with pytest.raises(ProviderUnavailable, match="pip uninstall onnxruntime onnxruntime-gpu"):
-        check_one_onnxruntime(found)
-
-
-def test_one_onnxruntime_package_is_fine(tmp_path: Path) -> None:
-    found = onnxruntime_distributions(install(tmp_path, "onnxruntime-gpu"))
-    assert found == ("onnxruntime-gpu",)
-    check_one_onnxruntime(found)
-    check_one_onnxruntime(())
