@@ -14,7 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgerun import paths
-from edgerun.errors import EdgerunError, HashMismatch, ModelError, ModelNotFound, ModelNotPulled
+from edgerun.errors import (
+    EdgerunError,
+    HashMismatch,
+    InvalidModelFile,
+    ModelError,
+    ModelNotFound,
+    ModelNotPulled,
+)
 from edgerun.repository import adding, resolving, versions
 from edgerun.repository.catalog import Catalog, Model, is_safe_name
 from edgerun.repository.config_file import CONFIG_NAME, parse_config
@@ -107,12 +114,18 @@ class Repository:
             return resolving.build_spec(
                 self._catalog.inspect, adding.name_of(path), config, 1, path.absolute()
             )
-        model = self._catalog.load(name)
-        chosen = active_version(model) if version is None else resolving.check_served(model, version)
-        weights = model.present().get(chosen)
-        if weights is None:
-            raise resolving.not_pulled(model, chosen)
-        return self._spec(model, chosen, weights)
+        try:
+            model = self._catalog.load(name)
+            chosen = active_version(model) if version is None else resolving.check_served(model, version)
+            weights = model.present().get(chosen)
+            if weights is None:
+                raise resolving.not_pulled(model, chosen)
+            return self._spec(model, chosen, weights)
+        except InvalidModelFile as error:
+            if name in error.message:
+                raise
+            # Every model's file is called model.gguf or model.onnx: say whose it is.
+            raise InvalidModelFile(f"model {name}: {error.message}", **error.details) from error
 
     def _spec(self, model: Model, version: int, weights: Path) -> ModelSpec:
         return resolving.spec_of_model(self._catalog.inspect, model, version, weights)

