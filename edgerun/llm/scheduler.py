@@ -112,10 +112,13 @@ class Scheduler:
         """The next step. Empty chunks: nothing can run (no work)."""
         chunks = self._schedule_decodes()
         budget = self._limits.max_num_batched_tokens - len(chunks)
+        is_short = self._is_short_of_room and bool(self._running)
         for sequence in self._running:
             if not sequence.is_decoding:
-                budget -= self._schedule_prompt(sequence, budget, chunks)
-        while self._waiting and self._free_seq_ids and not (self._is_short_of_room and self._running):
+                taken = self._schedule_prompt(sequence, budget, chunks)
+                budget -= taken
+                is_short = is_short or taken == 0  # newcomers must not take what this one waits for
+        while self._waiting and self._free_seq_ids and not is_short:
             sequence = self._waiting[0]
             if not self._admit(sequence, budget):
                 break

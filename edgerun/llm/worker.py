@@ -20,7 +20,7 @@ from edgerun.engine.messages import (
     TokenOutput,
     Tokens,
 )
-from edgerun.errors import ContextLengthExceeded, EdgerunError, InvalidRequest
+from edgerun.errors import ContextLengthExceeded, EdgerunError, EngineLost, InvalidRequest
 from edgerun.llm.block_pool import BlockPool
 from edgerun.llm.engine import LlmEngine
 from edgerun.llm.llama_api import LlamaModel
@@ -55,15 +55,25 @@ class LlmWorker:
         self._inbox: queue.SimpleQueue[Submit | Tokenize | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._before_engine: set[int] = set()  # submitted, not yet with the engine; guarded by _lock
+        self._is_closed = False  # guarded by _lock
         self._thread = _start_thread(self._run, _TOKENIZER_STACK_BYTES)
 
     def submit(self, message: Submit) -> None:
+        """Answered by Accepted and Tokens, or by Failed; by Failed at once after close."""
         with self._lock:
             self._before_engine.add(message.request_id)
-        self._inbox.put(message)
+        self._put(message)
 
     def tokenize(self, message: Tokenize) -> None:
-        self._inbox.put(message)
+        """Answered by Tokenized or Failed."""
+        self._put(message)
+
+    def _put(self, message: Submit | Tokenize) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._inbox.put(message)
+                return
+        self._reply(Failed.of(message.request_id, EngineLost("the model was unloaded")))
 
     def abort(self, request_id: int) -> None:
         """Unknown or finished ids are ignored."""
@@ -77,7 +87,10 @@ class LlmWorker:
         return self._engine.stats()
 
     def close(self) -> None:
-        self._inbox.put(None)
+        """What was submitted before ends with EngineLost; the model is freed."""
+        with self._lock:
+            self._is_closed = True
+            self._inbox.put(None)  # behind everything that was let in
         self._thread.join()
         self._engine.close()
 

@@ -201,6 +201,14 @@ def test_abort_ends_a_request_in_the_queue_and_in_decode(worker: Worker) -> None
     assert ends == ["abort", "abort"]
 
 
+def test_after_close_a_request_fails_instead_of_waiting_for_ever(
+    library: LlamaLibrary, tiny_gguf: Path
+) -> None:
+    worker = Worker(library, tiny_gguf, LlmSettings(max_num_batched_tokens=64))
+    worker.close()
+    assert worker.answers(submit(1, "hello"))[1] == ([], "EngineLost")
+
+
 def test_the_pieces_spell_the_text(worker: Worker) -> None:
     text = "naïve 日本 🎉"
     ids = worker.tokenize(Segment(text, False), add_bos=False)

@@ -197,6 +197,18 @@ def test_a_step_without_room_preempts_and_the_answers_are_right() -> None:
     }
 
 
+def test_a_newcomer_does_not_take_the_blocks_that_a_started_prompt_waits_for() -> None:
+    # Chunks of 64 tokens, 8 blocks: 1 holds one, 2 holds four and needs four more, three are free.
+    rig = Rig(num_blocks=8, max_num_seqs=3, budget=67, max_len=128)
+    rig.add(1, list(range(1, 11)), max_tokens=5)
+    rig.step()
+    rig.add(2, list(range(1, 121)), max_tokens=1)
+    rig.step()
+    rig.add(3, [1, 2], max_tokens=60)
+    rig.run()
+    assert list(rig.reasons) == [1, 2, 3]
+
+
 def test_no_room_for_a_lone_sequence_is_an_error_not_an_endless_loop() -> None:
     rig = Rig()
     rig.add(1, [1, 2])
