@@ -13,9 +13,11 @@ from edgerun.errors import EngineLost
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 5.0
-# An OpenMP thread that spins takes a core from the other runtime on the box: 2 spinning threads on 2 busy
-# cores gave 2 tokens/s where 38 were possible (measured; GOMP is what ggml uses with gcc).
-OPENMP_ENV = {"GOMP_SPINCOUNT": "20000", "OMP_WAIT_POLICY": "PASSIVE"}
+# How often a thread of ggml looks before it sleeps at a barrier; there are hundreds in each token. Sleeping
+# at once decodes 32 tokens/s on two idle cores and 46 beside a busy program, 20,000 looks 113 and 14; this
+# 113 and 23 (SmolLM2-135M, 2 threads, tests/benchmarks/RESULTS.md). GOMP is gcc's OpenMP; whoever sets the
+# variable knows better.
+OPENMP_ENV = {"GOMP_SPINCOUNT": "5000"}
 
 
 class EngineProcess:
