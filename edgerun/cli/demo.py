@@ -76,8 +76,11 @@ def _provider(client: ApiClient, model: str) -> str:
 
 def _ensure_native() -> None:
     from edgerun.native.build import ensure_cpu
+    from edgerun.native.extras import require_extra
     from edgerun.native.flavours import find
 
+    for module in ("llama_cpp", "onnxruntime"):
+        require_extra(module)  # before minutes of compiling for nothing
     try:
         find("cuda")
     except NativeLibraryMissing:

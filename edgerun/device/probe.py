@@ -102,7 +102,7 @@ def with_providers(
         wheel = next((packages[name] for name in _TENSORRT_WHEELS if name in packages), None)
         report = replace(report, tensorrt=wheel)
     report = replace(report, notes=(*report.notes, *_package_notes(report, onnxruntimes)))
-    evidence = Evidence(report, gpu_blocker, onnxruntimes)
+    evidence = Evidence(report, gpu_blocker, onnxruntimes, "llama-cpp-python" in packages)
     if smoke:
         evidence = replace(evidence, verdicts=_try_providers(evidence, packages, tools, use_cache=use_cache))
     return replace(report, providers=choose(evidence))

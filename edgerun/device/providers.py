@@ -40,12 +40,14 @@ class Evidence:
     """All that the choice rests on.
 
     gpu_blocker: why no GPU provider can work at all, or None. onnxruntimes: installed distributions and their
-    versions; None when that cannot be known. verdicts: what trials said; None when nothing was tried.
+    versions; None when that cannot be known. has_llama_cpp: whether its Python layer is installed. verdicts:
+    what trials said; None when nothing was tried.
     """
 
     report: DeviceReport
     gpu_blocker: str | None = None
     onnxruntimes: Mapping[str, str] | None = None
+    has_llama_cpp: bool = True
     verdicts: Mapping[CheckId, SmokeResult] | None = None
 
 
@@ -76,9 +78,11 @@ def blocker(kind: ModelKind, provider: str, evidence: Evidence) -> str | None:
     is_gpu = provider != CPU_PROVIDERS[kind]
     if is_gpu and evidence.gpu_blocker:
         return evidence.gpu_blocker
+    extra = "cuda" if evidence.report.accelerators and not evidence.report.is_tegra else "cpu"
+    if kind == "llm" and not evidence.has_llama_cpp:
+        return f"llama-cpp-python is not installed: pip install 'edgerun[{extra}]'"
     if kind == "vision" and evidence.onnxruntimes is not None:
         if not evidence.onnxruntimes:
-            extra = "cuda" if evidence.report.accelerators and not evidence.report.is_tegra else "cpu"
             return f"onnxruntime is not installed: pip install 'edgerun[{extra}]'"
         if is_gpu and len(evidence.onnxruntimes) > 1:
             return clash(evidence.onnxruntimes)

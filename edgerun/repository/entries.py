@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgerun.repository.spec import ModelKind
+from edgerun.repository.spec import ModelKind, Requirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ModelEntry:
     license: str = ""
     description: str = ""
     source: str = ""  # where the weights come from, in words
-    require: str = "any"
+    require: Requirement = "any"
     folder: str = ""  # where its config lies
     error: str = ""
     notes: tuple[str, ...] = ()  # what `add` assumed

@@ -92,6 +92,8 @@ class ModelManager:
         try:
             return await asyncio.to_thread(self._repository.resolve, name)
         except ModelNotPulled:
+            entry = await asyncio.to_thread(self._repository.get, name)
+            require(self._device, entry.kind, entry.require, name)  # before a download for nothing
             return await asyncio.to_thread(self._repository.pull, name, self._stoppable(on_progress))
 
     def serve_only(self, specs: Sequence[ModelSpec]) -> None:

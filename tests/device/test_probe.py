@@ -253,6 +253,9 @@ def test_json_has_exactly_the_keys_of_the_contract() -> None:
     assert set(document["providers"][0]) == {"kind", "provider", "chosen", "reason"}
 
 
+LLAMA = {"llama-cpp-python": "0.3.36"}
+
+
 def probe_as_live(board: str, fake: FakeTools) -> DeviceReport:
     """The report of a fixture board as if edgerun ran on it."""
     report, gpu_blocker = read_device(SystemFiles(FIXTURES / board))
@@ -261,7 +264,7 @@ def probe_as_live(board: str, fake: FakeTools) -> DeviceReport:
 
 def test_gpu_board_gets_the_first_provider_that_passed(tmp_path: Path) -> None:
     outcomes = {"cuda": answer(), "cpu": answer(), CUDA: answer(), CPU: answer()}
-    fake = FakeTools(tmp_path, {"onnxruntime-gpu": "1.31.1"}, outcomes)
+    fake = FakeTools(tmp_path, {**LLAMA, "onnxruntime-gpu": "1.31.1"}, outcomes)
     report = probe_as_live("orin-nano-8gb-jp62", fake)
 
     assert [c.provider for c in report.providers if c.chosen] == ["cuda", CUDA]
@@ -272,7 +275,7 @@ def test_gpu_board_gets_the_first_provider_that_passed(tmp_path: Path) -> None:
 
 
 def test_a_trial_overrules_the_expectation(tmp_path: Path) -> None:
-    fake = FakeTools(tmp_path, {"onnxruntime-gpu": "1.18"}, {"cuda": answer(), TENSORRT: answer()})
+    fake = FakeTools(tmp_path, {**LLAMA, "onnxruntime-gpu": "1.18"}, {"cuda": answer(), TENSORRT: answer()})
     report = probe_as_live("xavier-nx-jp511", fake)
 
     assert [c.provider for c in report.providers if c.chosen] == ["cuda", TENSORRT]
@@ -280,7 +283,7 @@ def test_a_trial_overrules_the_expectation(tmp_path: Path) -> None:
 
 
 def test_card_whose_driver_runs_newer_cuda_takes_an_older_build(tmp_path: Path) -> None:
-    fake = FakeTools(tmp_path, {}, {"cuda": answer()}, needs_cuda="11")
+    fake = FakeTools(tmp_path, dict(LLAMA), {"cuda": answer()}, needs_cuda="11")
     report = probe_as_live("desktop-rtx4090", fake)
 
     assert reason(report, "cuda") == "ran"
@@ -298,7 +301,9 @@ def test_clashing_onnxruntimes_keep_the_gpu_from_being_tried(tmp_path: Path) -> 
 
 
 def test_this_machine_is_believed_only_after_a_trial(tmp_path: Path) -> None:
-    fake = FakeTools(tmp_path, {"onnxruntime": "1.0"}, {"cpu": answer(), CPU: answer(detail="ran here")})
+    fake = FakeTools(
+        tmp_path, {**LLAMA, "onnxruntime": "1.0"}, {"cpu": answer(), CPU: answer(detail="ran here")}
+    )
     report = probe(tools=fake.tools)
 
     assert {"cpu", CPU} <= set(fake.tried)
@@ -310,7 +315,7 @@ def test_this_machine_is_believed_only_after_a_trial(tmp_path: Path) -> None:
 
 def test_a_provider_that_fails_its_trial_is_not_chosen(tmp_path: Path) -> None:
     outcomes = {"cpu": answer(), CPU: ChildOutcome(-11, "", "")}
-    fake = FakeTools(tmp_path, {"onnxruntime": "1.0"}, outcomes)
+    fake = FakeTools(tmp_path, {**LLAMA, "onnxruntime": "1.0"}, outcomes)
     report = probe(tools=fake.tools)
 
     vision = [c for c in report.choices("vision") if c.provider == CPU]
@@ -319,11 +324,19 @@ def test_a_provider_that_fails_its_trial_is_not_chosen(tmp_path: Path) -> None:
 
 
 def test_missing_native_library_is_the_reason_shown(tmp_path: Path) -> None:
-    fake = FakeTools(tmp_path, {"onnxruntime": "1.0"}, {CPU: answer()})
+    fake = FakeTools(tmp_path, {**LLAMA, "onnxruntime": "1.0"}, {CPU: answer()})
     report = probe(tools=fake.tools)
 
     assert reason(report, "cpu") == "no cpu libraries, build them"
     assert "cpu" not in fake.tried
+
+
+def test_missing_llama_cpp_python_names_the_extra_and_nothing_is_tried(tmp_path: Path) -> None:
+    fake = FakeTools(tmp_path, {"onnxruntime": "1.0"}, {CPU: answer()})
+    report = probe_as_live("laptop-cpu", fake)
+
+    assert reason(report, "cpu") == "llama-cpp-python is not installed: pip install 'edgerun[cpu]'"
+    assert report.chosen("llm") is None
 
 
 def test_missing_onnxruntime_names_the_extra(tmp_path: Path) -> None:
@@ -343,7 +356,7 @@ def test_two_onnxruntimes_are_noted(tmp_path: Path) -> None:
 
 
 def test_second_probe_uses_what_the_first_one_found(tmp_path: Path) -> None:
-    fake = FakeTools(tmp_path, {"onnxruntime": "1.0"}, {"cpu": answer(), CPU: answer()})
+    fake = FakeTools(tmp_path, {**LLAMA, "onnxruntime": "1.0"}, {"cpu": answer(), CPU: answer()})
     probe(tools=fake.tools)
     fake.tried.clear()
 
@@ -354,7 +367,7 @@ def test_second_probe_uses_what_the_first_one_found(tmp_path: Path) -> None:
 
 
 def test_without_trials_nothing_is_run(tmp_path: Path) -> None:
-    fake = FakeTools(tmp_path, {"onnxruntime": "1.0"}, {})
+    fake = FakeTools(tmp_path, {**LLAMA, "onnxruntime": "1.0"}, {})
     report = probe(smoke=False, tools=fake.tools)
 
     assert fake.tried == []

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from edgerun.device.report import ProviderChoice
 from edgerun.errors import (
     InvalidModelFile,
     InvalidRequest,
@@ -179,3 +180,12 @@ def test_fetch_pulls_only_what_is_missing() -> None:
         return heard
 
     assert set(asyncio.run(scenario())) == {"parrot"}
+
+
+def test_nothing_is_downloaded_for_a_device_that_cannot_run_it() -> None:
+    repository = FakeRepository(pulled=set())
+    device = replace(device_report(), providers=(ProviderChoice("llm", "cpu", False, "not built"),))
+    manager = ModelManager(repository, FakeEngine(), device)  # type: ignore[arg-type]
+    with pytest.raises(ProviderUnavailable, match="not built"):
+        asyncio.run(manager.fetch("parrot", lambda stage, done, total: None))
+    assert repository.pulled == set()
