@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from edgerun.errors import NativeLibraryMissing
+
+
+def pytest_configure() -> None:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as edgerun.cli.main does
 
 
 @pytest.fixture(scope="session")

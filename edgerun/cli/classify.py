@@ -48,6 +48,8 @@ def classify(
       edgerun classify photo.jpg --top 3
       edgerun classify holiday/ '**/*.png' --json
     """
+    if "" in images:  # a variable that is not set; as a path it would be the current folder
+        raise click.UsageError("an IMAGE is empty; name a file, a folder or a glob")
     files = list(expand(images))
     settings = load_settings().settings
     with connect(settings, models=[model or DEFAULT_VISION], no_server=no_server) as client:

@@ -25,6 +25,7 @@ Message = dict[str, str]
 
 _CONNECT_TIMEOUT_S = 5.0
 _HEALTH_TIMEOUT_S = 2.0
+_MAX_PICTURE_BYTES = 64 << 20  # as edgerun.pixels.image, which is not imported here
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +160,18 @@ class ApiClient:
     def classify(self, path: Path, *, model: str | None = None, top_k: int | None = None) -> Classified:
         """Labels of one file. Raises EdgerunError with the server's reason for a bad picture."""
         try:
-            content = path.read_bytes()
+            with path.open("rb") as file:
+                content = file.read(_MAX_PICTURE_BYTES + 1)  # /dev/zero has no end
         except OSError as error:
             raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+        if len(content) > _MAX_PICTURE_BYTES:
+            raise InvalidRequest(f"{path} has over {_MAX_PICTURE_BYTES >> 20} MiB, which the server refuses")
         kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         fields = {"model": model, "top_k": None if top_k is None else str(top_k)}
         answer = self._json(
             "POST",
             "/v1/images/classify",
-            files={"file": (path.name, content, kind)},
+            files={"file": (path.name.encode(errors="replace").decode(), content, kind)},
             data={name: value for name, value in fields.items() if value is not None},
         )
         row = answer["data"][0]
@@ -202,6 +206,9 @@ class ApiClient:
             ) from error
         except httpx.TransportError as error:
             raise EngineLost(f"the server on unix:{self._socket} went away: {error}; ask again") from error
+        except UnicodeEncodeError as error:  # Python keeps such bytes of arguments and files as surrogates
+            bad = error.object[error.start : error.end]
+            raise InvalidRequest(f"what was typed or piped in is no UTF-8 text: {bad!a}") from error
 
 
 def is_weights_file(model: str) -> bool:

@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -71,6 +73,10 @@ class EdgerunGroup(click.Group):
             if ctx.params["debug"]:
                 raise
             raise OneLineError(error.message) from error
+        except OSError as error:  # the machine's: a full disk, a folder that may not be read
+            if ctx.params["debug"]:
+                raise
+            raise OneLineError(_in_words(error)) from error
         except Exception as error:
             if ctx.params["debug"]:
                 raise
@@ -102,6 +108,12 @@ class EdgerunGroup(click.Group):
         except BrokenPipeError:
             _drop_stdout()
             sys.exit(0)
+        except OSError as error:  # --help into a full disk, or the last flush
+            if "--debug" in sys.argv:
+                raise
+            _drop_stdout()
+            OneLineError(_in_words(error)).show()
+            sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -147,6 +159,11 @@ def _drop_stdout() -> None:
     os.close(nowhere)
 
 
+def _in_words(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{reason}: {error.filename}" if error.filename else reason
+
+
 def _command(ctx: click.Context, name: str) -> click.Command:
     assert isinstance(ctx.command, click.Group)
     command = ctx.command.get_command(ctx, name)
@@ -156,4 +173,19 @@ def _command(ctx: click.Context, name: str) -> click.Command:
 
 def main() -> None:
     """The console script."""
+    _mend_streams()
+    # ONNX Runtime's wheels send usage data to Microsoft unless this is set before they are loaded: here, as
+    # every process of ours that loads them descends from a command.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     cli.main(prog_name="edgerun")
+
+
+def _mend_streams() -> None:
+    """A stream that was closed (`>&-`) is None in Python: nowhere instead. A locale may lack our marks."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            nowhere = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - as long as we live
+            setattr(sys, name, nowhere)
+        elif name == "stdout" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -24,7 +24,12 @@ Report = Callable[[str, int, int], None]
 
 def print_json(value: object) -> None:
     """One JSON document on stdout."""
-    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:  # a locale without UTF-8, or a file name that is none
+        text = json.dumps(value, indent=2)
+    click.echo(text)
 
 
 def note(text: str) -> None:

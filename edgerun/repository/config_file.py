@@ -195,7 +195,11 @@ def _source_class(entry: Mapping[str, Any], full: str, file: str) -> type[Source
 def _readable(error: msgspec.ValidationError, file: str) -> ConfigError:
     """msgspec's message has the form "what - at `$.a.b[0]`"; the key comes first in ours."""
     what, _, at = str(error).partition(" - at `$")
-    key = at.rstrip("`").lstrip(".") or CONFIG_NAME
+    key = at.rstrip("`").lstrip(".")
+    missing = re.fullmatch(r"Object missing required field `(.+)`", what)
+    if missing is not None:
+        key, what = f"{key}.{missing[1]}".lstrip("."), "is missing"
+    key = key or CONFIG_NAME
     hint: Any = ModelConfig
     for part in re.findall(r"[a-z_0-9]+", re.sub(r"\[[^]]*\]", "", key)):
         hint = get_type_hints(hint).get(part) if dataclasses.is_dataclass(hint) else None

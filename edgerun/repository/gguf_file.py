@@ -206,6 +206,20 @@ def _quantization(metadata: dict[str, Value]) -> str:
     return FILE_TYPES.get(_int(metadata, "general.file_type"), "") if "general.file_type" in metadata else ""
 
 
+def shards(path: Path) -> list[Path]:
+    """The parts that are there of the model that `path` is or begins; [path] for any other file."""
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
+        return [path]
+    numbers = range(1, int(match["count"]) + 1)
+    parts = (_part(path, match, number) for number in numbers)
+    return [part for part in parts if part.is_file()]
+
+
+def _part(path: Path, match: re.Match[str], number: int) -> Path:
+    return path.with_name(f"{match['stem']}-{number:05d}-of-{match['count']}{path.suffix}")
+
+
 def _shard_set(path: Path) -> list[Path]:
     """All parts of a split model in order; [path] for a model in one file."""
     match = _SHARD.fullmatch(path.name)
@@ -213,26 +227,25 @@ def _shard_set(path: Path) -> list[Path]:
         return [path]
     number, count = int(match["number"]), int(match["count"])
 
-    def part(index: int) -> Path:
-        return path.with_name(f"{match['stem']}-{index:05d}-of-{count:05d}{path.suffix}")
-
+    first = _part(path, match, 1)
     if number != 1:
-        where = "beside it" if part(1).exists() else "which is missing in its folder"
+        where = "beside it" if first.exists() else "which is missing in its folder"
         raise InvalidModelFile(
             f"{path.name} is part {number} of {count} of a split model; "
-            f"name the first part, {part(1).name} ({where})",
+            f"name the first part, {first.name} ({where})",
             path=str(path),
         )
-    missing = [index for index in range(1, count + 1) if not part(index).is_file()]
+    parts = [_part(path, match, index) for index in range(1, count + 1)]
+    missing = [part for part in parts if not part.is_file()]
     if missing and path.exists():
-        shown = ", ".join(part(index).name for index in missing[:3])
+        shown = ", ".join(part.name for part in missing[:3])
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise InvalidModelFile(
             f"{path.name} is part 1 of {count} of a split model and {shown}{more} is missing; "
             f"put all {count} parts into {path.parent}",
             path=str(path),
         )
-    return [part(index) for index in range(1, count + 1)] if not missing else [path]
+    return parts if not missing else [path]
 
 
 def _check_split(files: list[Path], headers: list[_Header]) -> None:

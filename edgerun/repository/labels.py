@@ -42,9 +42,13 @@ def read_labels(path: Path) -> tuple[str, ...]:
 def find_labels(model: Path, num_classes: int, folder: Path | None = None) -> FoundLabels:
     """The only labels*.txt or <stem>.txt beside `model` with as many lines as it has classes.
 
-    folder: a second place, looked into when nothing beside the model fits.
+    folder: the model's own, looked into when nothing beside the model fits. Its labels.txt is taken whatever
+    it holds: it is meant for this model, and loading says when the numbers differ.
     """
     without = "without labels the answers are class numbers"
+    beside = _fitting(model.parent, model.stem, num_classes) if num_classes else []
+    if folder is not None and not beside and (folder / "labels.txt").is_file():
+        return FoundLabels((folder / "labels.txt").absolute(), "labels from labels.txt")
     if num_classes == 0:
         return FoundLabels(None, f"its number of classes is not declared; name a labels file; {without}")
     for place in (model.parent, folder):

@@ -10,7 +10,7 @@ from edgerun.repository import versions
 from edgerun.repository.catalog import Inspector, Model
 from edgerun.repository.config_file import CONFIG_NAME, FileSource, ModelConfig
 from edgerun.repository.files import human_size
-from edgerun.repository.gguf_file import GgufSummary
+from edgerun.repository.gguf_file import GgufSummary, shards
 from edgerun.repository.inspection import PATH_SUFFIXES, Summary
 from edgerun.repository.labels import read_labels
 from edgerun.repository.sources import describe_source
@@ -140,7 +140,9 @@ def shown(numbers: Sequence[int]) -> str:
 def size_of(model: Model, version: int) -> int:
     """Bytes on the disk, else as declared; 0: unknown."""
     weights = model.weights(version) if version else None
-    return weights.stat().st_size if weights else model.declared(version).size_bytes
+    if weights is None:
+        return model.declared(version).size_bytes
+    return sum(part.stat().st_size for part in shards(weights))
 
 
 def source_words(model: Model, version: int) -> str:

@@ -19,6 +19,7 @@ from edgerun.server.state import State
 router = APIRouter()
 
 
+@router.head("/health", include_in_schema=False, response_model=None)
 @router.get("/health", response_model=None)
 async def health(state: State) -> Response:
     """Alive: answers also while the engine is busy, restarting or gone."""
@@ -26,6 +27,7 @@ async def health(state: State) -> Response:
     return json_response(msgspec.json.encode(body))
 
 
+@router.head("/ready", include_in_schema=False, response_model=None)
 @router.get("/ready", response_model=None)
 async def ready(state: State) -> Response:
     """200 when a request can be answered now, else 503 with the reason."""

@@ -166,7 +166,9 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
-    if error.status_code == 404:
+    if message == "There was an error parsing the body":  # FastAPI's, for what json.loads refuses oddly
+        message = "the body cannot be read as JSON: no UTF-8, nested too deeply, or too long a number"
+    elif error.status_code == 404:
         message = f"no route {request.method} {request.url.path}; GET /openapi.json lists what there is"
     elif error.status_code == 405:
         message = f"{request.url.path} does not take {request.method}"

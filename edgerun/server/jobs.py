@@ -20,7 +20,7 @@ _MIN_INTERVAL_S = 0.1  # between two progress events; a download reports every f
 
 
 class StageProgress(msgspec.Struct, frozen=True):
-    """One progress event, as CONTRACT has it."""
+    """One progress event of a model route; the last one has stage "done"."""
 
     stage: str
     done: int

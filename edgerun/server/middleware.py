@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -30,6 +29,7 @@ MAX_JSON_BYTES = 8 * 2**20  # text only; far more than any context takes
 MAX_IMAGES_BYTES = 96 * 2**20  # a batch of photos, or the same in base64
 _OPEN_PATHS = ("/health", "/ready")  # what a load balancer asks without a key
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_HOST = re.compile(r"(\[(?P<v6>[^\]]*)\]|(?P<name>[^:@/?#\[\]]*))(:[0-9]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +42,27 @@ class ApiKeys:
     def read(cls, path: Path) -> ApiKeys:
         """One key a line; blank lines and lines that begin with # are skipped. Raises ConfigError."""
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the API keys in {path}: {error}") from error
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        except OSError as error:
+            raise ConfigError(f"cannot read the API keys in {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"the API keys in {path} are no UTF-8 text: {error.reason}") from error
         keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
         if not keys:
             raise ConfigError(f"{path} holds no API key; write one a line")
-        return cls(tuple(_digest(key) for key in keys))
+        return cls(tuple(_digest(key.encode()) for key in keys))
 
     def accept(self, authorization: str) -> bool:
         """Whether an Authorization header carries one of the keys; takes the same time for each."""
         scheme, _, key = authorization.partition(" ")
-        given = _digest(key.strip() if scheme.lower() == "bearer" else "")
+        # Starlette reads the bytes of a header as Latin-1; clients send UTF-8.
+        given = _digest(key.strip().encode("latin-1") if scheme.lower() == "bearer" else b"")
         matches = [hmac.compare_digest(given, known) for known in self.digests]
         return any(matches)
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +133,10 @@ class AccessMiddleware:
         """(status, reason), or (0, "") to let it through."""
         host = _host_name(headers.get("host", ""))
         if self._rules.hosts is not None and host not in self._rules.hosts:
-            return 403, f"the Host header names {host!r}, which this server does not answer for"
+            named = headers.get("host", "")[:200]
+            return 403, f"the Host header names {named!r}, which this server does not answer for"
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
             return 403, f"a page of {origin!r} may not use this server from a browser"
         keys = self._rules.keys
         if keys is None or path in _OPEN_PATHS or keys.accept(headers.get("authorization", "")):
@@ -179,7 +183,5 @@ def _is_tcp(scope: Scope) -> bool:
 
 def _host_name(host: str) -> str:
     """The name in a Host header, in small letters, without port and brackets; "" if there is none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    found = _HOST.fullmatch(host)
+    return (found["v6"] or found["name"]).lower() if found else ""

@@ -17,6 +17,7 @@ from edgerun.text.prompt import SamplingParams
 
 MAX_STOPS = 16  # OpenAI allows 4, vLLM any number
 _MAX_STOP_CHARS = 1000
+_MAX_MESSAGES = 10_000  # what a template may loop over; checking 150 000 held up the event loop for 1.4 s
 _MAX_INT32 = 2**31 - 1  # "as many as fit": any larger wish means the same, and must cross as one integer
 
 
@@ -108,7 +109,9 @@ def _has_content(message: ChatMessage) -> ChatMessage:
     return message
 
 
-Messages = Annotated[list[Annotated[ChatMessage, AfterValidator(_has_content)]], Field(min_length=1)]
+Messages = Annotated[
+    list[Annotated[ChatMessage, AfterValidator(_has_content)]], Field(min_length=1, max_length=_MAX_MESSAGES)
+]
 
 
 def _stop_list(stop: Any) -> Any:

@@ -206,7 +206,8 @@ def access_rules(settings: ServeSettings) -> AccessRules:
     keys = ApiKeys.read(settings.api_key_file) if settings.api_key_file else None
     host = settings.host
     if settings.port is None or is_loopback(host):
-        return AccessRules(AccessRules().hosts, keys)
+        # 127.0.0.2 is loopback too, and then a name of this server.
+        return AccessRules(frozenset({*(AccessRules().hosts or ()), host.lower()}), keys)
     if keys is None:
         raise ServerStartError(
             f"listening on {host} lets other machines in, so it needs API keys: "

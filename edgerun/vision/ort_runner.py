@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ class OrtRunner:
 
 def _import_onnxruntime() -> Any:
     check_one_onnxruntime()
+    # Its wheels (1.32) send usage data to Microsoft unless this is set before they are loaded.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         # Not an import statement: ONNX Runtime ships no types, and must not be needed to check ours.
         onnxruntime: Any = importlib.import_module("onnxruntime")

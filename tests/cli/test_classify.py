@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,24 @@ def test_json_rows_have_the_shape_of_the_contract(ask: Run, server: FakeServer, 
         }
     ]
     assert server.pictures == [{"name": "b.jpg", "model": "efficientnet-lite0", "top_k": "2"}]
+
+
+def test_a_file_name_that_is_no_utf8_is_read_too(ask: Run, folder: Path) -> None:
+    path = folder / os.fsdecode(b"caf\xe9.jpg")
+    path.write_bytes(b"good")
+    result = ask("classify", str(folder / "caf*"), "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)[0]["file"] == str(path)
+
+
+def test_a_file_without_end_is_an_error(ask: Run) -> None:
+    result = ask("classify", "/dev/zero")
+    assert result.exit_code == 1
+    assert "over 64 MiB" in result.stderr
+
+
+def test_an_empty_name_is_not_the_current_folder(ask: Run) -> None:
+    assert ask("classify", "").exit_code == 2
 
 
 def test_bad_file_has_its_error_in_its_row_and_the_rest_is_done(ask: Run, folder: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from edgerun.cli.client import ApiClient, ChatOptions, connect, is_weights_file
 from edgerun.config import Settings
-from edgerun.errors import EdgerunError, EngineLost, ModelNotFound
+from edgerun.errors import EdgerunError, EngineLost, InvalidRequest, ModelNotFound
 from tests.cli.fake_server import FakeServer
 
 QUESTION = [{"role": "user", "content": "hi"}]
@@ -17,6 +18,12 @@ QUESTION = [{"role": "user", "content": "hi"}]
 def test_running_server_is_used(server: FakeServer) -> None:
     with connect(Settings(socket=str(server.socket)), models=["smollm2-135m"]) as client:
         assert [card.name for card in client.models()] == ["smollm2-135m", "efficientnet-lite0"]
+
+
+def test_text_that_is_no_utf8_is_refused_in_words(server: FakeServer) -> None:
+    question = [{"role": "user", "content": os.fsdecode(b"caf\xe9")}]
+    with closing(ApiClient(server.socket)) as client, pytest.raises(InvalidRequest, match="no UTF-8"):
+        list(client.chat_stream("smollm2-135m", question, ChatOptions()))
 
 
 def test_nobody_on_the_socket_is_not_alive(tmp_path: Path) -> None:

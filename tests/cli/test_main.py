@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import edgerun
-from edgerun.cli.main import COMMANDS, EdgerunGroup, cli
+from edgerun.cli.main import COMMANDS, EdgerunGroup, cli, main
 from edgerun.errors import InvalidRequest
 from tests.cli.conftest import Run
 from tests.cli.fake_server import FakeServer
@@ -141,6 +141,42 @@ def test_reader_that_leaves_early_is_no_error(home: Path) -> None:
     command = f"{shlex.quote(sys.executable)} -m edgerun config show | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nothing_is_sent_to_the_makers_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "")
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
+    monkeypatch.setattr(cli, "main", lambda prog_name: None)
+    main()
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+
+
+def run_in_shell(line: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    """`line` with `edgerun` in it, in bash."""
+    line = line.replace("edgerun", f"{shlex.quote(sys.executable)} -m edgerun")
+    return subprocess.run(["bash", "-c", line], capture_output=True, env={**os.environ, **env})
+
+
+@pytest.mark.parametrize("command", ["config show", "--help", "--version"])
+def test_full_disk_is_one_line(home: Path, command: str) -> None:
+    done = run_in_shell(f"edgerun {command} > /dev/full")
+    assert (done.returncode, done.stderr) == (1, b"error: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_nowhere(home: Path, closed: str) -> None:
+    done = run_in_shell(f"edgerun config show {closed}")
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_closed_stdin_asks_nothing(home: Path) -> None:
+    assert run_in_shell("edgerun chat <&-").returncode == 2
+
+
+def test_letters_that_the_locale_lacks_are_no_error(home: Path) -> None:
+    done = run_in_shell("edgerun config show", PYTHONIOENCODING="latin-1:strict", EDGERUN_SOCKET="/tmp/日本")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"/tmp/??" in done.stdout
 
 
 class Terminal:

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import json
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
-from edgerun.cli.output import amount, format_bytes, print_table, progress
+from edgerun.cli.output import amount, format_bytes, print_json, print_table, progress
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,16 @@ def test_amount_says_how_far_a_step_is(done: int, total: int, in_bytes: bool, ex
 def test_table_off_a_terminal_is_lines_with_tabs(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["a", "b"], [("1", "[bold]x"), ("2", "y")])
     assert capsys.readouterr().out == "1\t[bold]x\n2\ty\n"
+
+
+def test_json_is_valid_for_any_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = {"file": os.fsdecode(b"caf\xe9"), "label": "Käse"}
+    for encoding in ("utf-8", "ascii"):
+        path = tmp_path / encoding
+        with path.open("w", encoding=encoding, errors="replace") as stream:
+            monkeypatch.setattr(sys, "stdout", stream)
+            print_json(value)
+        assert json.loads(path.read_text(encoding="utf-8")) == value
 
 
 def test_progress_off_a_terminal_names_each_stage_once(capsys: pytest.CaptureFixture[str]) -> None:

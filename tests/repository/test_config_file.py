@@ -77,6 +77,7 @@ def test_a_full_config_becomes_typed() -> None:
         ),
         ('kind = "llm"\n[llm]\nqqq = 1', "llm.qqq", "max_num_seqs"),
         ('kind = "lm"', "kind", "one of: llm, vision"),
+        ('require = "gpu"', "kind", "is missing; one of: llm, vision"),
         ('kind = "vision"\n[vision.preprocess]\nlayout = "NCWH"', "vision.preprocess.layout", "NCHW, NHWC"),
         ('kind = "llm"\n[llm]\nmax_num_seqs = "8"', "llm.max_num_seqs", "expected `int`"),
         ('kind = "llm"\n[llm]\nmax_num_seqs = true', "llm.max_num_seqs", "expected `int`"),

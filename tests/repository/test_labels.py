@@ -56,6 +56,16 @@ def test_wrong_counts_and_unknown_counts_choose_none(tmp_path: Path) -> None:
     assert find_labels(tmp_path / "m.onnx", 0).path is None
 
 
+@pytest.mark.parametrize("num_classes", [11, 0])
+def test_a_model_folders_own_file_is_taken_so_that_loading_compares_the_numbers(
+    tmp_path: Path, num_classes: int
+) -> None:
+    write_labels(tmp_path / "labels.txt", 10)
+    (tmp_path / "1").mkdir()
+    found = find_labels(tmp_path / "1" / "model.onnx", num_classes, tmp_path)
+    assert found.path == tmp_path / "labels.txt"
+
+
 def test_the_second_place_is_looked_into_last(tmp_path: Path) -> None:
     write_labels(tmp_path / "labels.txt", 3)
     (tmp_path / "1").mkdir()

@@ -330,6 +330,9 @@ def test_add_keeps_a_shard_set_together(repository: Repository, tmp_path: Path) 
     shards = write_shards(tmp_path)
     assert repository.add(shards[0]).name == "big"
     assert repository.resolve("big").path == str(shards[0])
+    write_gguf(tmp_path / "big-00001-of-00001.gguf")
+    write_gguf(tmp_path / "big-er-00001-of-00003.gguf")
+    assert repository.get("big").size_bytes == sum(path.stat().st_size for path in shards)
     with pytest.raises(InvalidModelFile, match="first part"):
         repository.add(shards[1])
 

@@ -17,6 +17,12 @@ def test_health_answers_whatever_the_engine_does(state: str) -> None:
     assert answer.json()["engine"] == state
 
 
+def test_a_probe_that_wants_no_body_is_answered() -> None:
+    with running() as server:
+        answers = [server.client.head(path) for path in ("/health", "/ready")]
+    assert [(answer.status_code, answer.content) for answer in answers] == [(200, b""), (200, b"")]
+
+
 @pytest.mark.parametrize(
     ("reason", "state", "status"),
     [("", "ready", 200), ("loading parrot", "ready", 503), ("", "restarting", 503)],

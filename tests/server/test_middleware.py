@@ -16,7 +16,7 @@ from .harness import running
 @pytest.fixture
 def keys(tmp_path: Path) -> ApiKeys:
     path = tmp_path / "keys"
-    path.write_text("# ours\nsesame\n\nopen up\n")
+    path.write_bytes("\ufeffsesame\r\n# ours\r\n\r\n open up \r\nschlüssel\r\n".encode())
     return ApiKeys.read(path)
 
 
@@ -36,7 +36,18 @@ def test_this_machines_names_are_answered(host: str) -> None:
         assert httpx.get(f"{server.url}/v1/models", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8484", "localhost.evil.example", "[", ""])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8484",
+        "localhost.evil.example",
+        "evil.example@localhost",
+        "localhost/evil.example",
+        "[",
+        "",
+    ],
+)
 def test_another_host_is_refused(host: str) -> None:
     with running() as server:
         answer = httpx.get(f"{server.url}/v1/models", headers={"host": host})
@@ -45,7 +56,8 @@ def test_another_host_is_refused(host: str) -> None:
 
 def test_a_page_of_another_origin_is_refused() -> None:
     with running() as server:
-        for origin, status in ((server.url, 200), ("http://evil.example", 403), ("null", 403)):
+        pages = (server.url, 200), ("http://evil.example", 403), ("null", 403), ("http://[", 403), ("", 403)
+        for origin, status in pages:
             answer = httpx.get(f"{server.url}/v1/models", headers={"origin": origin})
             assert answer.status_code == status
             assert "x-request-id" in answer.headers
@@ -63,11 +75,13 @@ def test_keys_are_asked_for_over_tcp(keys: ApiKeys) -> None:
     with running(rules=AccessRules(None, keys)) as server:
 
         def status(authorization: str | None, path: str = "/v1/models") -> int:
-            headers = {"host": "box.lan"} | ({"authorization": authorization} if authorization else {})
+            headers = {"host": b"box.lan"}
+            headers |= {"authorization": authorization.encode()} if authorization else {}
             return httpx.get(f"{server.url}{path}", headers=headers).status_code
 
         assert status("Bearer sesame") == 200
         assert status("bearer open up") == 200
+        assert status("Bearer schlüssel") == 200
         for wrong in (None, "Bearer", "sesame", "Bearer sesam", "Bearer # ours", "Basic sesame"):
             assert status(wrong) == 401
         assert status(None, "/health") == 200

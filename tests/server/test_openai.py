@@ -23,6 +23,7 @@ def server() -> Iterator[Running]:
         ({"messages": None}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "hi"}] * 10_001}, "messages"),
         ({"messages": [{"content": "hi"}]}, "messages[0].role"),
         ({"messages": [{"role": 7, "content": "hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "banana", "content": "hi"}]}, "messages[0].role"),
@@ -144,3 +145,11 @@ def test_pictures_are_sent_to_their_own_route(server: Running) -> None:
     error = error_of(server.chat([{"type": "text", "text": "What is it?"}, part]))
     assert "/v1/images/classify" in str(error["message"])
     assert server.chat("The text data:image/png;base64,AAAA is only quoted.").status_code == 200
+
+
+@pytest.mark.parametrize("body", [b'{"a":' + b"[" * 100_000, b'{"seed":' + b"9" * 5000 + b"}", b'"\xff"'])
+def test_json_that_python_cannot_read_is_refused_with_the_reason(server: Running, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    answer = server.client.post("/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert "nested too deeply" in answer.json()["error"]["message"]

@@ -261,6 +261,7 @@ def test_other_addresses_need_a_key(tmp_path: Path) -> None:
     assert rules.hosts is None
     assert rules.keys is not None
     assert rules.keys.accept("Bearer sesame")
+    assert "127.0.0.2" in (access_rules(replace(base, host="127.0.0.2")).hosts or ())
     local = access_rules(replace(base, host="127.0.0.1"))
     assert local.keys is None
     assert local.hosts is not None
