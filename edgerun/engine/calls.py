@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from edgerun.engine.messages import (
@@ -15,6 +16,8 @@ from edgerun.engine.messages import (
     TokenOutput,
 )
 from edgerun.errors import EdgerunError, EngineLost
+
+logger = logging.getLogger(__name__)
 
 
 class Call:
@@ -34,8 +37,7 @@ class Call:
     def take(self, message: FromEngine) -> bool:
         """Feed one message of this request; True when it was the final one."""
         if isinstance(message, Progress):
-            if self._on_progress is not None:
-                self._on_progress(message)
+            self._report(message)
             return False
         if self.answer.done():  # whoever waited was cancelled
             return True
@@ -44,6 +46,14 @@ class Call:
         else:
             self.answer.set_result(message)
         return True
+
+    def _report(self, progress: Progress) -> None:
+        if self._on_progress is None or self.is_abandoned:
+            return
+        try:
+            self._on_progress(progress)
+        except Exception:  # the caller's code must not end the reader, on which every request depends
+            logger.exception("a progress callback failed")
 
     def fail(self, error: EdgerunError) -> None:
         if not self.answer.done():

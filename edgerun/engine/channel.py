@@ -48,7 +48,10 @@ class EngineChannel:
 
     def receive(self) -> ToEngine | None:
         """The next message; None when the server has closed its end."""
-        header = self._reader.read(_LENGTH_BYTES)
+        try:
+            header = self._reader.read(_LENGTH_BYTES)
+        except ConnectionResetError:  # it is gone and has left messages of ours unread
+            return None
         if len(header) < _LENGTH_BYTES:
             return None
         length = _length(header)

@@ -43,11 +43,17 @@ class CheckedModels:
         self._path = path or paths.cache_dir() / "checked-models.json"
 
     def key(self, request: CheckRequest) -> str:
-        """Changes with anything that could change the verdict."""
+        """Changes with anything that could change the verdict. Raises ModelLoadFailed without the file."""
         spec, start = request.spec, request.start
         provider = start.llm_provider if spec.kind == "llm" else start.vision_provider
         file = Path(spec.path)
-        stat = file.stat()
+        try:
+            stat = file.stat()
+        except OSError as error:
+            raise ModelLoadFailed(
+                f"the file of {spec.name} cannot be read ({error}); pull or add the model again",
+                name=spec.name,
+            ) from error
         parts = (
             __version__,
             str(file),
@@ -97,9 +103,10 @@ async def check_model(spec: ModelSpec, start: Start, checked: CheckedModels) -> 
     )
     try:
         output, errors = await child.communicate(msgspec.json.encode(request))
-    except asyncio.CancelledError:
-        child.kill()
-        raise
+    finally:
+        if child.returncode is None:  # cancelled
+            child.kill()
+            await child.wait()
     if child.returncode != 0:
         raise ModelLoadFailed(
             f"{spec.path} made the loader end {_how(child.returncode or 0)}; the file is damaged or "
@@ -140,14 +147,16 @@ def _try_model(request: CheckRequest) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
+    answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a native library that prints must not garble it
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckRequest)
     try:
         _try_model(request)
         result = CheckResult()
     except Exception as error:  # whatever it is, the parent tells the user
         result = CheckResult(Failed.of(0, error))
-    sys.stdout.buffer.write(msgspec.json.encode(result))
-    sys.stdout.buffer.flush()
+    answer.write(msgspec.json.encode(result))
+    answer.flush()
     os._exit(0)  # threads of the model may still be inside native code
 
 

@@ -35,7 +35,7 @@ from edgerun.engine.messages import (
     Unloaded,
 )
 from edgerun.engine.process import EngineProcess
-from edgerun.errors import EdgerunError, EngineLost
+from edgerun.errors import EdgerunError, EngineLost, ModelNotFound
 from edgerun.repository.spec import ModelSpec
 from edgerun.text.prompt import Prompt
 
@@ -61,7 +61,9 @@ class EngineClient:
         self._specs: dict[str, ModelSpec] = {}
         self._process: EngineProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._is_ready = asyncio.Event()
+        self._restorer: asyncio.Task[None] | None = None
+        self._is_settled = asyncio.Event()  # set while the state is "ready" or "stopped"
+        self._is_settled.set()
         self.loaded: dict[str, Loaded] = {}
         self.state: EngineState = "stopped"
         self.num_restarts = 0
@@ -74,27 +76,33 @@ class EngineClient:
 
     async def start(self) -> None:
         """Raises EngineLost when the engine does not come up."""
-        self.state = "starting"
-        self._process = await EngineProcess.launch(self._start, self._log_level)
-        self._become_ready()
+        self._enter("starting")
+        try:
+            self._process = await EngineProcess.launch(self._start, self._log_level)
+        except BaseException:
+            self._enter("stopped")
+            raise
+        self._enter("ready")
         self._supervisor = asyncio.create_task(self._supervise(self._process), name="engine-supervisor")
 
     async def stop(self) -> None:
         """End the engine; whatever still waits ends with EngineLost."""
-        self.state = "stopped"
-        self._is_ready.clear()
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+        self._enter("stopped")
+        tasks = [task for task in (self._supervisor, self._restorer) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._process is not None:
             await self._process.stop()
             self._process = None
-        for pending in self._take_pending():
-            pending.fail(EngineLost("the server is stopping"))
+        self._fail_pending(EngineLost("the server is stopping"))
 
-    def _become_ready(self) -> None:
-        self.state = "ready"
-        self._is_ready.set()
+    def _enter(self, state: EngineState) -> None:
+        self.state = state
+        if state in ("ready", "stopped"):
+            self._is_settled.set()
+        else:
+            self._is_settled.clear()
 
     # ---- requests
 
@@ -128,6 +136,7 @@ class EngineClient:
         if on_progress is not None:
             on_progress(Progress(request_id=0, stage="check", done=0, total=0))
         await check_model(spec, self._start, self._checked)
+        await self._wait_until_ready()
         loaded = await self._load(spec, on_progress)
         self._specs[spec.name] = spec
         return loaded
@@ -139,8 +148,13 @@ class EngineClient:
         return loaded
 
     async def unload(self, name: str) -> None:
-        self._specs.pop(name, None)
-        await self._call(Call(Unload(request_id=next(self._ids), model=name), can_retry=False), Unloaded)
+        was_known = self._specs.pop(name, None) is not None
+        try:
+            await self._call(Call(Unload(request_id=next(self._ids), model=name), can_retry=False), Unloaded)
+        except ModelNotFound:
+            if not was_known:
+                raise
+            # An engine that was restarted meanwhile did not load it again.
         self.loaded.pop(name, None)
 
     async def _call(self, call: Call, kind: type[_A]) -> _A:
@@ -150,7 +164,7 @@ class EngineClient:
         return answer
 
     async def _send(self, request: Call | Generation) -> None:
-        if not self._is_ready.is_set() and not isinstance(request.message, Load):
+        if not isinstance(request.message, Load):  # _restore loads before the engine counts as ready
             await self._wait_until_ready()
         if self._process is None:
             raise EngineLost("the engine is not running")
@@ -158,12 +172,14 @@ class EngineClient:
         self._process.channel.send(request.message)
 
     async def _wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + _READY_TIMEOUT_S
+        while self.state not in ("ready", "stopped"):
+            try:
+                await asyncio.wait_for(self._is_settled.wait(), deadline_s - time.monotonic())
+            except asyncio.TimeoutError:
+                raise EngineLost(f"the engine was not back within {_READY_TIMEOUT_S:.0f} s") from None
         if self.state == "stopped":
             raise EngineLost("the server is stopping")
-        try:
-            await asyncio.wait_for(self._is_ready.wait(), _READY_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            raise EngineLost(f"the engine was not back within {_READY_TIMEOUT_S:.0f} s") from None
 
     def _abort(self, request_id: int) -> None:
         if self._process is not None:
@@ -203,8 +219,8 @@ class EngineClient:
 
     def _on_death(self, status: int) -> None:
         logger.error("the engine process ended with status %d; starting a new one", status)
-        self.state, self._process = "restarting", None
-        self._is_ready.clear()
+        self._enter("restarting")
+        self._process = None
         self.num_restarts += 1
         self.loaded.clear()
         kept: list[Call | Generation] = []
@@ -224,14 +240,15 @@ class EngineClient:
                 process = await EngineProcess.launch(self._start, self._log_level)
             except EngineLost as error:
                 logger.error("%s; next try in %.1f s", error, delay_s)
+                self._fail_pending(error)  # nobody knows when an engine will come; new requests wait a while
                 continue
             self._process = process
-            asyncio.create_task(self._restore(process), name="engine-restore").add_done_callback(_log_failure)
+            self._restorer = asyncio.create_task(self._restore(process), name="engine-restore")
+            self._restorer.add_done_callback(_log_failure)
             return process, delay_s
 
     async def _restore(self, process: EngineProcess) -> None:
         """Load the models again, then submit what had waited. Runs beside the reader."""
-        waiting = [r for r in self._pending.values() if not isinstance(r.message, Load)]
         for spec in tuple(self._specs.values()):
             try:
                 await self._load(spec, None)
@@ -239,9 +256,17 @@ class EngineClient:
                 logger.error("%s could not be loaded again: %s", spec.name, error)
         if self._process is not process:
             return  # it died meanwhile; the next one carries on
-        for request in waiting:
-            process.channel.send(request.message)
-        self._become_ready()
+        for request_id, request in list(self._pending.items()):
+            if request.is_abandoned:  # by its client, while there was no engine to tell
+                del self._pending[request_id]
+                request.fail(engine_lost())
+            else:
+                process.channel.send(request.message)
+        self._enter("ready")
+
+    def _fail_pending(self, error: EdgerunError) -> None:
+        for request in self._take_pending():
+            request.fail(error)
 
     def _take_pending(self) -> list[Call | Generation]:
         pending, self._pending = list(self._pending.values()), {}

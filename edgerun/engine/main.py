@@ -61,18 +61,17 @@ class Engine:
         self._visions: dict[str, VisionWorker] = {}
         self._library: LlamaLibrary | None = None
         self._loop = EngineLoop(_die)
-        self._loads: queue.SimpleQueue[Load | Unload | None] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[Load | Unload] = queue.SimpleQueue()
         self._loader = threading.Thread(target=self._run_loader, name="loader", daemon=True)
 
     def run(self) -> None:
-        """Serve until Shutdown or until the server is gone."""
+        """Serve until Shutdown or until the server is gone. What still loads or computes is left to the end
+        of the process: the server has drained, and a step or a load may take many seconds."""
         self._loop.start()
         self._loader.start()
         self._channel.send(Ready(pid=os.getpid()))
         while (message := self._channel.receive()) is not None and not isinstance(message, Shutdown):
             self._dispatch(message)
-        self._loads.put(None)
-        self._loader.join()
 
     def _dispatch(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
@@ -113,7 +112,8 @@ class Engine:
     # ---- the loader thread
 
     def _run_loader(self) -> None:
-        while (message := self._loads.get()) is not None:
+        while True:
+            message = self._loads.get()
             try:
                 if isinstance(message, Load):
                     self._channel.send(self._load(message))
@@ -123,10 +123,6 @@ class Engine:
                 if not isinstance(error, OSError):
                     logger.warning("%s", error)
                 self._channel.send(Failed.of(message.request_id, error))
-        for llm in self._llms.values():
-            llm.close()
-        for vision in self._visions.values():
-            vision.close()
 
     def _load(self, message: Load) -> Loaded:
         spec = message.spec
@@ -140,10 +136,15 @@ class Engine:
             llm, loaded = open_llm(
                 message, self._start, self._library, self._loop, self._channel.send, progress
             )
-            _replace(self._llms, spec.name, llm)
+            # The new one takes requests before the old one goes, so that none is refused.
+            old_llm, self._llms[spec.name] = self._llms.get(spec.name), llm
+            if old_llm is not None:
+                old_llm.close()
         else:
             vision, loaded = open_vision(message, self._start, self._channel.send)
-            _replace(self._visions, spec.name, vision)
+            old_vision, self._visions[spec.name] = self._visions.get(spec.name), vision
+            if old_vision is not None:
+                old_vision.close(runs_waiting=True)
         return loaded
 
     def _unload(self, message: Unload) -> Message:
@@ -152,14 +153,6 @@ class Engine:
             raise ModelNotFound(f"the model {message.model!r} is not loaded", name=message.model)
         found.close()
         return Unloaded(request_id=message.request_id, model=message.model)
-
-
-def _replace(workers: dict[str, _W], name: str, worker: _W) -> None:
-    """The new one takes requests before the old one goes, so that none is refused."""
-    old = workers.get(name)
-    workers[name] = worker
-    if old is not None:
-        old.close()
 
 
 def _die(error: BaseException) -> None:
@@ -181,11 +174,18 @@ def main() -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it drains first
     channel = EngineChannel(socket.socket(fileno=args.fd))
-    start = channel.receive()
-    if isinstance(start, Start):
-        Engine(channel, start).run()
-    # Threads may still be inside native code; the operating system frees what they hold.
-    os._exit(0)
+    status = _EXIT_FATAL
+    try:
+        start = channel.receive()
+        if isinstance(start, Start):
+            Engine(channel, start).run()
+        status = 0
+    except Exception:
+        logger.exception("the engine process ends")
+    finally:
+        # Threads may be inside native code, which crashes when Python is taken down around it; the operating
+        # system frees what they hold.
+        os._exit(status)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class Load(RequestMessage, frozen=True):
 
 
 class Unload(RequestMessage, frozen=True):
-    """Drop a model; its running requests end with "abort". Answered by Unloaded or Failed."""
+    """Drop a model; its running requests end with Failed (EngineLost). Answered by Unloaded or Failed."""
 
     model: str
 

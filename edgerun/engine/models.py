@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 from edgerun.engine.messages import Load, Loaded, Message, Start
@@ -45,7 +46,10 @@ def open_llm(
         spec = replace(spec, llm=replace(spec.llm, max_num_seqs=1))
     percent = _whole_percents(on_progress)
     loaded = load_llm(library, spec, use_gpu=use_gpu, num_threads=start.num_threads, on_progress=percent)
-    worker = LlmWorker(loaded, loop, reply)
+    with ExitStack() as on_failure:
+        on_failure.callback(loaded.runner.close)
+        worker = LlmWorker(loaded, loop, reply)
+        on_failure.pop_all()
     reason = start.llm_reason if provider == start.llm_provider else _CPU_ASKED
     return worker, Loaded(
         request_id=message.request_id,

@@ -28,34 +28,51 @@ class EngineProcess:
 
     @classmethod
     async def launch(cls, start: Start, log_level: str) -> EngineProcess:
-        """Spawn it and wait until it takes requests. Raises EngineLost when it does not come up."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "edgerun.engine.main",
-                f"--fd={theirs.fileno()}",
-                f"--log-level={log_level}",
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,  # the server's stdout has one reader and one line
-                env={**OPENMP_ENV, **os.environ},
-                start_new_session=True,  # Ctrl-C goes to the server, which drains first
-            )
-        ours.setblocking(False)
-        engine = cls(process, await ServerChannel.over(ours))
-        engine.channel.send(start)
+        """Spawn it and wait until it takes requests. Raises EngineLost when it does not come up; no process
+        is left then, nor when the caller is cancelled."""
         try:
-            first = await asyncio.wait_for(engine.channel.receive(), _START_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            first = None
-        if isinstance(first, Ready):
+            engine = await cls._spawn(log_level)
+        except OSError as error:  # no memory for a fork, or too many open files
+            raise EngineLost(f"the engine process cannot be started: {error}") from error
+        is_up = False
+        try:
+            engine.channel.send(start)
+            try:
+                first = await asyncio.wait_for(engine.channel.receive(), _START_TIMEOUT_S)
+            except asyncio.TimeoutError:
+                first = None
+            is_up = isinstance(first, Ready)
+        finally:
+            if not is_up:
+                engine.kill()
+                status = await engine.reap()
+        if is_up:
             return engine
-        engine.kill()
-        await engine.reap()
-        detail = first.message if isinstance(first, Failed) else f"exit status {process.returncode}"
+        detail = first.message if isinstance(first, Failed) else f"exit status {status}"
         raise EngineLost(f"the engine process did not start ({detail}); run: edgerun doctor")
+
+    @classmethod
+    async def _spawn(cls, log_level: str) -> EngineProcess:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "edgerun.engine.main",
+                    f"--fd={theirs.fileno()}",
+                    f"--log-level={log_level}",
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,  # the server's stdout has one reader and one line
+                    env={**OPENMP_ENV, **os.environ},
+                    start_new_session=True,  # Ctrl-C goes to the server, which drains first
+                )
+            ours.setblocking(False)
+            return cls(process, await ServerChannel.over(ours))
+        except BaseException:
+            ours.close()
+            raise
 
     @property
     def pid(self) -> int:

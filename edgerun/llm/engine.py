@@ -15,7 +15,7 @@ from edgerun.llm.loop import EngineLoop
 from edgerun.llm.request import Request, RequestId
 from edgerun.llm.scheduler import Scheduler, SequenceOutput
 from edgerun.llm.sequence import Sequence
-from edgerun.llm.step import ModelRunner, NoKvRoom
+from edgerun.llm.step import FailedSequence, ModelRunner, NoKvRoom
 
 
 class LlmEngine:
@@ -89,6 +89,8 @@ class LlmEngine:
         self._num_steps += 1
         if outputs:
             self._hand_out(outputs)
+        for failed in result.failed:
+            self._fail(failed)
 
     def _start(self) -> None:
         self._runner.warm_up()
@@ -116,6 +118,12 @@ class LlmEngine:
         if sequence is not None:
             self._runner.forget(sequence)
             self._reply(Tokens(outputs=[TokenOutput(request_id, [], 0, "abort")]))
+
+    def _fail(self, failed: FailedSequence) -> None:
+        request_id = failed.sequence.request.request_id
+        self._scheduler.abort(request_id)
+        self._runner.forget(failed.sequence)
+        self._reply(Failed.of(request_id, failed.error))
 
     def _hand_out(self, outputs: list[SequenceOutput]) -> None:
         messages = []

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 ALL_LAYERS = 999  # n_gpu_layers: more than any model has
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 _GGML_LOG_WARN, _GGML_LOG_ERROR = 3, 4  # enum ggml_log_level in ggml.h; 5 continues a line
+_NO_VOCABULARY = 0  # LLAMA_VOCAB_TYPE_NONE in llama.h: llama.cpp aborts the process when asked for its words
+NOT_GENERATING = "is not a text generating (decoder-only) model"
 # enum ggml_type in ggml.h
 _GGML_TYPES: dict[KvCacheDtype, int] = {"f16": 1, "q8_0": 8, "q4_0": 2}
 
@@ -179,9 +181,13 @@ class LlamaModel:
     def size_bytes(self) -> int:
         return int(self._api.llama_model_size(self.handle))
 
-    def is_decoder(self) -> bool:
-        return bool(self._api.llama_model_has_decoder(self.handle)) and not bool(
-            self._api.llama_model_has_encoder(self.handle)
+    def is_generating(self) -> bool:
+        """Whether it may write text: no encoder, and a vocabulary. LlamaContext refuses the rest."""
+        api = self._api
+        if api.llama_vocab_type(self.vocab) == _NO_VOCABULARY:
+            return False
+        return bool(api.llama_model_has_decoder(self.handle)) and not bool(
+            api.llama_model_has_encoder(self.handle)
         )
 
     def kv_bytes_per_token(self, dtype: KvCacheDtype) -> int:
@@ -280,6 +286,9 @@ class LlamaContext:
             )
         self._api, self.settings, self._num_vocab = api, settings, model.num_tokens
         self._memory = api.llama_get_memory(self.handle)
+        if not self._memory:  # BERT and its kind, and diffusion models: nothing is kept to continue from
+            self.close()
+            raise ModelLoadFailed(f"{model.path} {NOT_GENERATING}", path=model.path)
         self.batch = Batch(api, settings.max_batch_tokens)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import psutil
 
 from edgerun.engine.messages import LlmInfo
 from edgerun.errors import ModelLoadFailed
-from edgerun.llm.llama_api import ContextSettings, LlamaContext, LlamaLibrary, LlamaModel
+from edgerun.llm.llama_api import NOT_GENERATING, ContextSettings, LlamaContext, LlamaLibrary, LlamaModel
 from edgerun.llm.llama_runner import LlamaRunner
 from edgerun.repository.spec import LlmSettings, ModelSpec
 
@@ -91,8 +91,8 @@ def load_llm(
     """
     model = LlamaModel(library, spec.path, use_gpu=use_gpu, on_progress=on_progress)
     try:
-        if not model.is_decoder():
-            raise ModelLoadFailed(f"{spec.path} is not a text generating (decoder-only) model")
+        if not model.is_generating():
+            raise ModelLoadFailed(f"{spec.path} {NOT_GENERATING}", path=spec.path)
         settings = resolve_settings(
             spec.llm,
             trained_context=model.trained_context(),

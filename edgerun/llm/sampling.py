@@ -11,10 +11,12 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgerun.errors import ModelError
 from edgerun.text.prompt import SamplingParams
 
 # Sorting a vocabulary of 150,000 takes milliseconds; the mass of a top-p is nearly always in far fewer.
 _TOP_P_CANDIDATES = 512
+_GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS: a temperature of less is 0
 
 
 class Sampler:
@@ -32,7 +34,10 @@ class Sampler:
         )
 
     def sample(self, logits: NDArray[np.float32], tokens: Sequence[int], num_prompt_tokens: int) -> int:
-        """The next token. logits: (vocabulary,), left as it is. tokens: prompt and answer so far."""
+        """The next token. logits: (vocabulary,), left as it is. tokens: prompt and answer so far.
+
+        Raises ModelError when the best logit is NaN or infinite.
+        """
         params = self._params
         wants_more = len(tokens) - num_prompt_tokens < params.min_tokens
         if len(self._bias_ids) or self._has_penalties or wants_more:
@@ -42,9 +47,13 @@ class Sampler:
                 self._penalise(logits, tokens, num_prompt_tokens)
             if wants_more:
                 logits[self._end_tokens] = -np.inf
-        if params.temperature == 0:
-            return int(np.argmax(logits))
-        return self._draw(logits)
+        best = int(np.argmax(logits))  # the first NaN where there is one
+        if not np.isfinite(logits[best]):
+            raise ModelError(
+                "the model computed scores that are not finite (NaN or infinity): its file is damaged, "
+                "or too coarsely quantised for this prompt"
+            )
+        return best if params.temperature < _GREEDY_BELOW else self._draw(logits)
 
     def _penalise(self, logits: NDArray[np.float32], tokens: Sequence[int], num_prompt_tokens: int) -> None:
         """Repetition penalty over prompt and answer, the other two over the answer (as vLLM and OpenAI)."""

@@ -123,6 +123,10 @@ class Scheduler:
             if not self._admit(sequence, budget):
                 break
             budget -= self._schedule_prompt(sequence, budget, chunks)
+        if not chunks and self._running:
+            # Started prompts hold the whole pool and each waits for more: the least urgent starts anew.
+            self._preempt(max(self._running, key=_urgency))
+            return self.schedule()
         removed = tuple(self._removed)
         self._removed.clear()
         return SchedulerOutput(removed=removed, chunks=tuple(chunks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgerun.errors import ModelError
 from edgerun.llm.request import SeqId
 from edgerun.llm.sequence import Sequence
 
@@ -39,10 +40,19 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedSequence:
+    """The model gave no usable logits for this one; the others of its batch are right."""
+
+    sequence: Sequence
+    error: ModelError
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """One sampled token for each chunk that wanted one, in the chunks' order."""
+    """One sampled token for each chunk that wanted one, in the chunks' order, or its failure."""
 
     sampled: tuple[SampledToken, ...]
+    failed: tuple[FailedSequence, ...] = ()
 
 
 class NoKvRoom(Exception):

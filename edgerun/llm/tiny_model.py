@@ -27,8 +27,10 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor
 
 def write_tiny_model(path: Path, *, seed: int = 0) -> None:
     """Write the model (about 150 kB). The same seed gives the same bytes."""
-    tensors = _tensors(np.random.default_rng(seed))
-    metadata = _metadata()
+    _write(path, _metadata(), _tensors(np.random.default_rng(seed)))
+
+
+def _write(path: Path, metadata: list[bytes], tensors: list[_Tensor]) -> None:
     header = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata)) + b"".join(metadata)
     infos, blobs, offset = [], [], 0
     for name, shape, kind, data in tensors:

@@ -20,7 +20,7 @@ from edgerun.engine.messages import (
     TokenOutput,
     Tokens,
 )
-from edgerun.errors import ContextLengthExceeded, EdgerunError, EngineLost, InvalidRequest
+from edgerun.errors import ContextLengthExceeded, EngineLost, InvalidRequest
 from edgerun.llm.block_pool import BlockPool
 from edgerun.llm.engine import LlmEngine
 from edgerun.llm.llama_api import LlamaModel
@@ -100,8 +100,9 @@ class LlmWorker:
         while (message := self._inbox.get()) is not None:
             try:
                 self._handle(message)
-            except EdgerunError as error:
-                self._take_out(message.request_id)
+            except Exception as error:  # whatever it is, it must end as an answer and leave the thread alive
+                with self._lock:
+                    self._before_engine.discard(message.request_id)
                 self._reply(Failed.of(message.request_id, error))
 
     def _handle(self, message: Submit | Tokenize) -> None:
@@ -110,16 +111,13 @@ class LlmWorker:
             self._reply(Tokenized(request_id=message.request_id, token_ids=ids))
             return
         request = self._request(message, ids)
-        if self._take_out(message.request_id):
-            self._engine.submit(request)
-        else:
+        with self._lock:  # the engine has it before an abort can look for it there
+            is_wanted = message.request_id in self._before_engine
+            self._before_engine.discard(message.request_id)
+            if is_wanted:
+                self._engine.submit(request)
+        if not is_wanted:
             self._reply(Tokens(outputs=[TokenOutput(message.request_id, [], 0, "abort")]))
-
-    def _take_out(self, request_id: int) -> bool:
-        with self._lock:
-            was_in = request_id in self._before_engine
-            self._before_engine.discard(request_id)
-            return was_in
 
     def _request(self, message: Submit, ids: list[int]) -> Request:
         room = self._max_model_len - len(ids)

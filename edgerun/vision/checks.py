@@ -116,7 +116,7 @@ def read_input(request: Infer, declared: DeclaredTensor) -> NDArray[Any]:
         )
     try:
         dtype = np.dtype(request.dtype)
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:  # numpy parses commas and parentheses
         raise InvalidRequest(f"{request.dtype!r} is no numpy dtype", param="dtype") from error
     if dtype.kind not in "biuf" or not np.can_cast(dtype, declared.dtype, casting="same_kind"):
         raise InvalidRequest(

@@ -83,8 +83,8 @@ class VisionWorker:
         self._batcher: DynamicBatcher[_Picture] = DynamicBatcher(
             spec.vision.dynamic_batching, _max_batch_size(spec, provider), clock
         )
-        self._changed = threading.Condition()  # guards the batcher, is_closing and the counters
-        self._is_closing = False
+        self._changed = threading.Condition()  # guards the batcher, the counters and the two below
+        self._is_closing = self._runs_waiting = False
         self._num_running = 0
         self._counts = _Counts()
         self._thread = threading.Thread(target=self._work, name=f"vision-{spec.name}", daemon=True)
@@ -113,10 +113,10 @@ class VisionWorker:
                 infer_us=int(self._counts.infer_s * 1e6),
             )
 
-    def close(self) -> None:
-        """Let the running batch end, fail what waits, free the model. Again: does nothing."""
+    def close(self, *, runs_waiting: bool = False) -> None:
+        """Let the running batch end, run or fail what waits, free the model. Again: does nothing."""
         with self._changed:
-            self._is_closing = True
+            self._is_closing, self._runs_waiting = True, runs_waiting
             self._changed.notify()
         self._thread.join()
 
@@ -139,7 +139,7 @@ class VisionWorker:
         """Block until a batch is due; () when closing."""
         with self._changed:
             self._num_running = 0
-            while not self._is_closing:
+            while not self._is_closing or (self._runs_waiting and len(self._batcher)):
                 if batch := self._batcher.next_batch():
                     self._num_running = len(batch)
                     return batch

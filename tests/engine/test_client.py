@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
+from edgerun.engine.calls import Generation
 from edgerun.engine.check import CheckedModels
 from edgerun.engine.client import EngineClient
 from edgerun.engine.messages import Progress, Start
@@ -227,5 +231,138 @@ def test_unload_forgets_the_model_and_reload_brings_it_back(run: Run) -> None:
         assert (await rig.answer())[1] == "length"
         with pytest.raises(ModelNotFound):
             await rig.client.unload("other")
+
+    run(body)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+@pytest.mark.parametrize("delay_s", [0.02, 0.08, 0.16])  # before and during the launch
+def test_stop_during_a_restart_leaves_no_process_and_nobody_waiting(run: Run, delay_s: float) -> None:
+    async def body(rig: Rig) -> None:
+        rig.kill_engine()
+        await until(lambda: rig.client.state == "restarting")
+        waiting = [asyncio.create_task(rig.answer()), asyncio.create_task(rig.client.load(rig.spec))]
+        await asyncio.sleep(delay_s)
+        await rig.client.stop()
+        await asyncio.wait(waiting, timeout=10)
+        for task in waiting:  # a fast machine may have answered before the stop
+            assert task.done()
+            assert task.exception() is None or isinstance(task.exception(), EngineLost)
+        assert children() == []
+
+    run(body)
+
+
+def test_load_and_unload_during_a_restart_wait_for_the_new_engine(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        other = replace(rig.spec, name="other")
+        rig.kill_engine()
+        await until(lambda: rig.client.state == "restarting")
+        await asyncio.gather(rig.client.load(other), rig.client.unload("tiny"))
+        assert list(rig.client.loaded) == ["other"]
+
+    run(body)
+
+
+def test_what_was_cancelled_during_a_restart_is_not_run_again(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        tasks = [asyncio.create_task(rig.client.generate("tiny", prompt(max_tokens=450))) for _ in range(12)]
+        await asyncio.sleep(0.02)
+        rig.kill_engine()
+        await until(lambda: rig.client.state == "restarting")
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Generation):  # accepted before the crash
+                result.cancel()
+        await until(lambda: rig.client.state == "ready")
+        stats = (await rig.client.stats()).llm["tiny"]
+        assert (stats.num_running, stats.num_waiting, stats.prompt_tokens_total) == (0, 0, 0)
+
+    run(body)
+
+
+def test_an_engine_that_cannot_be_forked_is_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(rig: Rig) -> None:
+        spawn, failures = asyncio.create_subprocess_exec, iter(range(2))
+
+        async def short_of_memory(*args: str, **options: object) -> asyncio.subprocess.Process:
+            if next(failures, None) is not None:
+                raise OSError(errno.ENOMEM, "Cannot allocate memory")
+            return await spawn(*args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", short_of_memory)
+        rig.kill_engine()
+        await until(lambda: rig.client.state == "restarting")
+        assert (await rig.answer())[1] == "length"
+
+    run(body)
+
+
+def test_a_kill_storm_ends_every_request_once(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        ends: list[str | None] = []
+        is_over = False
+
+        async def ask() -> None:
+            while not is_over:
+                try:
+                    ends.append((await rig.answer("storm", 60))[1])
+                except EngineLost:
+                    ends.append("lost")
+
+        askers = [asyncio.create_task(ask()) for _ in range(8)]
+        for pause_s in (0.05, 0.3, 0.6, 0.9, 0.2):
+            await asyncio.sleep(pause_s)
+            if rig.client.pid is not None:
+                rig.kill_engine()
+        await until(lambda: rig.client.state == "ready")
+        is_over = True
+        await asyncio.gather(*askers)
+        assert set(ends) <= {"length", "lost"}
+        stats = (await rig.client.stats()).llm["tiny"]
+        assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
+
+    run(body)
+
+
+def test_a_progress_callback_that_fails_costs_nobody_an_answer(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        def fail(progress: Progress) -> None:
+            if progress.stage == "load":
+                raise RuntimeError("the listener is broken")
+
+        await rig.client.load(rig.spec, fail)
+        assert (await rig.answer())[1] == "length"
+
+    run(body)
+
+
+def test_a_file_that_is_gone_is_a_failed_load(run: Run, tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        with pytest.raises(ModelLoadFailed, match="cannot be read"):
+            await rig.client.load(replace(rig.spec, path=str(tmp_path / "gone.gguf")))
+
+    run(body)
+
+
+def test_a_cancelled_load_ends_its_child(run: Run, tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        new = tmp_path / "new.gguf"
+        new.write_bytes(Path(rig.spec.path).read_bytes())
+        load = asyncio.create_task(rig.client.load(replace(rig.spec, path=str(new))))
+        await until(lambda: len(children()) == 2)
+        load.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+        assert [child.pid for child in children()] == [rig.client.pid]
 
     run(body)

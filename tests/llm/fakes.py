@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from edgerun.errors import ModelError
 from edgerun.llm.request import Request, RequestId
 from edgerun.llm.sequence import Sequence
-from edgerun.llm.step import ModelRunnerOutput, NoKvRoom, SampledToken, SchedulerOutput
+from edgerun.llm.step import FailedSequence, ModelRunnerOutput, NoKvRoom, SampledToken, SchedulerOutput
 from edgerun.text.prompt import SamplingParams
 
 END = 0  # the fake vocabulary's end token
+NAN = -7  # a token that makes the fake model's logits useless
 
 
 def next_token(tokens: list[int]) -> int:
@@ -55,15 +57,18 @@ class FakeRunner:
         if sum(map(len, self.cells.values())) + step.num_tokens > self.num_cells:
             raise NoKvRoom
         self.steps.append(step)
-        sampled = []
+        sampled, failed = [], []
         for chunk in step.chunks:
             held = self.cells.setdefault(chunk.seq_id, [])
             assert len(held) == chunk.start, "a chunk must start where the sequence's cells end"
             held += chunk.sequence.tokens[chunk.start : chunk.start + chunk.num_tokens]
             if chunk.wants_token:
                 assert held == chunk.sequence.tokens, "a token is sampled from the whole sequence"
-                sampled.append(SampledToken(chunk.sequence, next_token(held)))
-        return ModelRunnerOutput(tuple(sampled))
+                if NAN in held:
+                    failed.append(FailedSequence(chunk.sequence, ModelError("not finite")))
+                else:
+                    sampled.append(SampledToken(chunk.sequence, next_token(held)))
+        return ModelRunnerOutput(tuple(sampled), tuple(failed))
 
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence.request.request_id)

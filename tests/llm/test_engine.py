@@ -12,7 +12,7 @@ from edgerun.llm.loop import EngineLoop
 from edgerun.llm.request import RequestId
 from edgerun.llm.scheduler import Scheduler, SchedulerLimits
 
-from .fakes import END, FakeRunner, expected_answer, make_request
+from .fakes import END, NAN, FakeRunner, expected_answer, make_request
 
 
 class Inbox:
@@ -92,6 +92,19 @@ def test_an_abort_ends_the_request_and_leaves_the_others_alone() -> None:
     rig.close()
     assert rig.inbox.ends == {1: ["abort"], 2: ["length"]}
     assert rig.inbox.answers[2] == expected_answer([3, 4], 5)
+    assert rig.engine.stats().num_free_blocks == 64
+
+
+def test_a_sequence_without_usable_logits_fails_alone() -> None:
+    rig = Rig()
+    rig.engine.submit(make_request(1, [1, NAN], max_tokens=5))
+    rig.engine.submit(make_request(2, [3, 4], max_tokens=5))
+    rig.start()
+    rig.inbox.wait_for_ends(2)
+    rig.close()
+    assert rig.inbox.ends == {1: ["ModelError"], 2: ["length"]}
+    assert rig.inbox.answers == {2: expected_answer([3, 4], 5)}
+    assert sorted(rig.runner.forgotten) == [1, 2]
     assert rig.engine.stats().num_free_blocks == 64
 
 

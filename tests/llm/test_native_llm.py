@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +23,13 @@ from edgerun.llm.llama_api import (
 )
 from edgerun.llm.loader import load_llm
 from edgerun.llm.loop import EngineLoop
-from edgerun.llm.tiny_model import BOS
+from edgerun.llm.request import Request
+from edgerun.llm.tiny_model import BOS, write_tiny_model
 from edgerun.llm.worker import LlmWorker
 from edgerun.repository.spec import LlmSettings, ModelSpec
 from edgerun.text.prompt import Prompt, SamplingParams, Segment
+
+from .other_models import write_bert, write_without_vocabulary
 
 pytestmark = pytest.mark.native
 
@@ -258,3 +263,52 @@ def test_a_file_that_is_no_model_is_refused_in_words(library: LlamaLibrary, tmp_
     path.write_bytes(b"GGUF" + b"\0" * 100)
     with pytest.raises(ModelLoadFailed, match=r"bad\.gguf did not load"):
         LlamaModel(library, str(path), use_gpu=False)
+
+
+def test_a_step_smaller_than_the_warm_up_loads_and_answers(library: LlamaLibrary, tiny_gguf: Path) -> None:
+    settings = LlmSettings(max_num_batched_tokens=1, max_num_seqs=1, block_size=1)
+    worker = Worker(library, tiny_gguf, settings)
+    assert worker.answers(submit(1, "hello"))[1][1] == "length"
+    worker.close()
+
+
+def test_weights_that_compute_nan_are_refused_at_load(library: LlamaLibrary, tmp_path: Path) -> None:
+    path = tmp_path / "nan.gguf"
+    write_tiny_model(path)
+    ones, nans = (np.full(64, value, np.float32).tobytes() for value in (1, np.nan))  # the norms' weights
+    path.write_bytes(path.read_bytes().replace(ones, nans))
+    with pytest.raises(ModelLoadFailed, match="not finite"):
+        Worker(library, path, LlmSettings())
+
+
+@pytest.mark.parametrize("write", [write_bert, write_without_vocabulary])
+def test_a_model_that_writes_no_text_is_refused(
+    write: Callable[[Path], None], library: LlamaLibrary, tmp_path: Path
+) -> None:
+    path = tmp_path / "other.gguf"
+    write(path)
+    with pytest.raises(ModelLoadFailed, match=r"other\.gguf is not a text generating"):
+        load_llm(library, ModelSpec("x", "llm", 1, str(path), "", 0), use_gpu=False, num_threads=1)
+
+
+def test_an_abort_while_the_request_is_handed_on_is_not_lost(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = worker.worker._engine
+    hand_on, is_handing_on = engine.submit, threading.Event()
+
+    def slowly(request: Request) -> None:
+        is_handing_on.set()
+        time.sleep(0.1)
+        hand_on(request)
+
+    monkeypatch.setattr(engine, "submit", slowly)
+    worker.worker.submit(submit(1, "go on", max_tokens=400))
+    assert is_handing_on.wait(timeout=20)
+    worker.worker.abort(1)
+    reasons: list[str] = []
+    while not reasons:
+        message = worker.replies.get(timeout=20)
+        if isinstance(message, Tokens):
+            reasons = [o.finish_reason for o in message.outputs if o.finish_reason]
+    assert reasons == ["abort"]

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from edgerun.errors import ModelError
 from edgerun.llm.sampling import Sampler
 from edgerun.text.prompt import SamplingParams
 
@@ -132,3 +133,16 @@ def test_any_parameters_give_a_token_that_the_filters_allow(
     assert 0 <= token < len(values)
     if top_k > 0:
         assert int((logits > logits[token]).sum()) < top_k
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_logits_that_are_not_finite_are_an_error_of_the_model(bad: float, temperature: float) -> None:
+    sampler = Sampler(SamplingParams(temperature=temperature, min_p=0.1, top_p=0.9), 4, [])
+    with pytest.raises(ModelError, match="not finite"):
+        sampler.sample(np.array([1, bad, 2, 4], dtype=np.float32), [0], 1)
+
+
+def test_the_smallest_temperature_is_greedy_and_does_not_overflow() -> None:
+    sampler = Sampler(SamplingParams(temperature=1e-320), 4, [])
+    assert sampler.sample(np.array([1, 5, 2, 4], dtype=np.float32), [0], 1) == 1

@@ -209,6 +209,17 @@ def test_a_newcomer_does_not_take_the_blocks_that_a_started_prompt_waits_for() -
     assert list(rig.reasons) == [1, 2, 3]
 
 
+def test_started_prompts_that_fill_the_pool_do_not_wait_for_each_other_for_ever() -> None:
+    # Chunks of 32 tokens, two in a step: 1 and 2 hold eight of the 16 blocks each and both need more.
+    rig = Rig(num_blocks=16, max_num_seqs=20, budget=64, max_len=256)
+    prompts = {i: list(range(i, 200 + i)) for i in (1, 2, 3)}
+    for request_id, prompt in prompts.items():
+        rig.add(request_id, prompt, max_tokens=4)
+    while rig.scheduler.has_work:
+        assert rig.step() > 0, "llama.cpp fails on an empty batch"
+    assert rig.answers == {i: expected_answer(prompt, 4) for i, prompt in prompts.items()}
+
+
 def test_no_room_for_a_lone_sequence_is_an_error_not_an_endless_loop() -> None:
     rig = Rig()
     rig.add(1, [1, 2])
@@ -228,9 +239,11 @@ def test_limits_that_cannot_work_are_refused() -> None:
 class SchedulerFuzz(RuleBasedStateMachine):
     """Add, step and abort in any order: blocks and ids are conserved, answers are right, all ends once."""
 
+    limits = {"max_num_seqs": 3, "budget": 36}  # noqa: RUF012
+
     def __init__(self) -> None:
         super().__init__()
-        self.rig = Rig(num_blocks=10, max_num_seqs=3, max_len=96)
+        self.rig = Rig(num_blocks=10, max_len=96, **self.limits)
         self.prompts: dict[int, tuple[list[int], int]] = {}
         self.aborted: set[int] = set()
 
@@ -263,5 +276,13 @@ class SchedulerFuzz(RuleBasedStateMachine):
                 assert self.rig.answers[request_id] == expected_answer(prompt, max_tokens)
 
 
+class ManyChunksFuzz(SchedulerFuzz):
+    """Chunks of 16 tokens, four in a step: several prompts are started at once."""
+
+    limits = {"max_num_seqs": 40, "budget": 64}  # noqa: RUF012
+
+
 TestSchedulerFuzz = SchedulerFuzz.TestCase
-TestSchedulerFuzz.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestManyChunksFuzz = ManyChunksFuzz.TestCase
+for case in (TestSchedulerFuzz, TestManyChunksFuzz):
+    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -123,6 +123,7 @@ def test_numbers_that_convert_are_taken(dtype: str) -> None:
         ({"shape": (3, -8, -8)}, "shape"),
         ({"shape": ()}, "shape"),
         ({"dtype": "no such"}, "dtype"),
+        ({"dtype": ","}, "dtype"),
         ({"dtype": "O"}, "dtype"),
         ({"dtype": "U4"}, "dtype"),
         ({"dtype": "complex64"}, "dtype"),

@@ -340,6 +340,23 @@ def test_close_lets_the_running_picture_end_and_fails_what_waits_once(tmp_path: 
     assert runner.is_closed
 
 
+def test_a_replaced_model_runs_what_waits_before_it_goes(tmp_path: Path) -> None:
+    replies, runner = Replies(), FakeRunner()
+    spec = raw_spec(tmp_path, queue=1_000_000)
+    worker = VisionWorker(spec, CPU, "", 1, replies, open_runner=lambda *_: runner)
+    hold(worker, runner.held, picture(0, 0.0))
+    for request_id in range(1, 20):
+        worker.submit(picture(request_id, 1.0))
+    closing = threading.Thread(target=lambda: worker.close(runs_waiting=True))
+    closing.start()
+    runner.held.gate.set()
+    closing.join(timeout=30)
+    answers = replies.all_now()
+    assert sorted(answers) == list(range(20))
+    assert all(isinstance(answer, Inferred) for answer in answers.values())
+    assert runner.is_closed
+
+
 def test_close_again_and_submit_after_it_are_safe(tmp_path: Path) -> None:
     replies, runner = Replies(), FakeRunner()
     worker = VisionWorker(raw_spec(tmp_path), CPU, "", 1, replies, open_runner=lambda *_: runner)
