@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
@@ -45,6 +46,7 @@ EngineState = Literal["starting", "ready", "restarting", "stopped"]
 _A = TypeVar("_A", Inferred, Loaded, Stats, Tokenized, Unloaded)
 _READY_TIMEOUT_S = 120.0  # how long a new request waits for an engine that is being restarted
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 10.0  # between restarts of an engine that dies again and again
+_MAX_DEADLY_LOADS = 3
 _HEALTHY_AFTER_S = 30.0  # an engine that lived this long starts the delays anew
 
 
@@ -59,6 +61,7 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._pending: dict[int, Call | Generation] = {}
         self._specs: dict[str, ModelSpec] = {}
+        self._num_deadly_loads: Counter[str] = Counter()
         self._process: EngineProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._restorer: asyncio.Task[None] | None = None
@@ -252,6 +255,10 @@ class EngineClient:
         for spec in tuple(self._specs.values()):
             try:
                 await self._load(spec, None)
+                self._num_deadly_loads.pop(spec.name, None)
+            except EngineLost:
+                self._note_deadly_load(spec)
+                return  # the next engine carries on
             except EdgerunError as error:
                 logger.error("%s could not be loaded again: %s", spec.name, error)
         if self._process is not process:
@@ -263,6 +270,14 @@ class EngineClient:
             else:
                 process.channel.send(request.message)
         self._enter("ready")
+
+    def _note_deadly_load(self, spec: ModelSpec) -> None:
+        """A model that ends each engine that loads it must not keep the others from being served."""
+        self._num_deadly_loads[spec.name] += 1
+        if self._num_deadly_loads[spec.name] >= _MAX_DEADLY_LOADS:
+            self._specs.pop(spec.name, None)
+            del self._num_deadly_loads[spec.name]
+            logger.error("loading %s again ended %d engines; it is left out", spec.name, _MAX_DEADLY_LOADS)
 
     def _fail_pending(self, error: EdgerunError) -> None:
         for request in self._take_pending():

@@ -17,7 +17,7 @@ import pytest
 from edgerun.engine.calls import Generation
 from edgerun.engine.check import CheckedModels
 from edgerun.engine.client import EngineClient
-from edgerun.engine.messages import Progress, Start
+from edgerun.engine.messages import Loaded, Progress, Start
 from edgerun.errors import (
     ContextLengthExceeded,
     EngineLost,
@@ -37,8 +37,8 @@ def prompt(text: str = "hello", max_tokens: int = 10) -> Prompt:
 
 
 class Rig:
-    def __init__(self, client: EngineClient, spec: ModelSpec, cache: Path) -> None:
-        self.client, self.spec, self.cache = client, spec, cache
+    def __init__(self, client: EngineClient, start: Start, spec: ModelSpec, cache: Path) -> None:
+        self.client, self.start, self.spec, self.cache = client, start, spec, cache
 
     async def answer(self, text: str = "hello", max_tokens: int = 10) -> tuple[list[int], str | None]:
         generation = await self.client.generate("tiny", prompt(text, max_tokens))
@@ -72,7 +72,7 @@ def run(
         await client.start()
         try:
             await client.load(spec)
-            yield Rig(client, spec, cache)
+            yield Rig(client, start, spec, cache)
         finally:
             await client.stop()
 
@@ -364,5 +364,35 @@ def test_a_cancelled_load_ends_its_child(run: Run, tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await load
         assert [child.pid for child in children()] == [rig.client.pid]
+
+    run(body)
+
+
+class DoomedClient(EngineClient):
+    """Its engine dies whenever it loads the model named `doomed`."""
+
+    doomed = ""
+
+    async def _load(self, spec: ModelSpec, on_progress: Callable[[Progress], None] | None) -> Loaded:
+        if spec.name == self.doomed:
+            assert self.pid is not None
+            os.kill(self.pid, signal.SIGKILL)
+        return await super()._load(spec, on_progress)
+
+
+def test_a_model_that_ends_every_engine_is_left_out_and_the_others_come_back(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        client = DoomedClient(rig.start, checked=CheckedModels(rig.cache))
+        await client.start()
+        await client.load(replace(rig.spec, name="doomed"))
+        await client.load(rig.spec)
+        client.doomed = "doomed"
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        await until(lambda: client.state == "restarting")
+        await until(lambda: client.state == "ready")
+        assert list(client.loaded) == ["tiny"]
+        assert client.num_restarts == 4  # the kill, and three loads
+        await client.stop()
 
     run(body)
