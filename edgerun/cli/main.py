@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -101,10 +101,10 @@ class EdgerunGroup(click.Group):
             sys.stdout.flush()
         except click.ClickException as error:
             error.show()
-            sys.exit(error.exit_code)
+            _leave(error.exit_code)
         except (click.Abort, KeyboardInterrupt):
             click.echo("interrupted", err=True)
-            sys.exit(130)
+            _leave(130)
         except BrokenPipeError:
             _drop_stdout()
             sys.exit(0)
@@ -150,6 +150,15 @@ def cli(ctx: click.Context, debug: bool) -> None:
         ctx.invoke(_command(ctx, "chat"))
     else:
         ctx.invoke(_command(ctx, "demo"))
+
+
+def _leave(status: int) -> NoReturn:
+    """Exit with `status`; Python would exit with 120 when what it still holds cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
+    sys.exit(status)
 
 
 def _drop_stdout() -> None:
