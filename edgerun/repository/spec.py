@@ -37,7 +37,9 @@ class LlmSettings:
 
     max_model_len: int = 0  # tokens of prompt plus answer; 0: what the model was trained for
     max_num_seqs: int = 8  # sequences that run at once
-    max_num_batched_tokens: int = 512  # tokens of one step, decodes and prompt chunks together
+    # Tokens of one step, decodes and prompt chunks together: how long a long prompt may hold up the others.
+    # On a CPU half of 512 costs 3 % of prefill speed and halves the wait (tests/benchmarks/RESULTS.md).
+    max_num_batched_tokens: int = 256
     block_size: int = 16  # tokens of one KV block
     kv_cache_dtype: KvCacheDtype = "f16"
     num_kv_tokens: int = 0  # size of the KV pool in tokens; 0: from memory
