@@ -104,9 +104,6 @@ class LlamaLibrary:
     def supports_gpu_offload(self) -> bool:
         return bool(self.api.llama_supports_gpu_offload())
 
-    def max_sequences(self) -> int:
-        return int(self.api.llama_max_parallel_sequences())
-
 
 class LlamaModel:
     """Weights and vocabulary of one GGUF. Tokenising is safe from any thread."""

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from edgerun.errors import ConfigError
+from edgerun.repository.files import read_text
 from edgerun.repository.gguf_file import is_shard
 from edgerun.repository.spec import LlmSettings, ModelKind, Requirement, VisionSettings
 
@@ -121,15 +122,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
 
 def read_config(path: Path) -> ModelConfig:
     """Parse and check a model's config.toml. Raises ConfigError naming the file and the key."""
-    try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise ConfigError(f"{path} is larger than {_MAX_CONFIG_BYTES} bytes, which no config.toml is")
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    return parse_config(text, str(path))
+    return parse_config(read_text(path, _MAX_CONFIG_BYTES), str(path))
 
 
 def parse_config(text: str, file: str) -> ModelConfig:

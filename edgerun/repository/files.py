@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edgerun.errors import InvalidModelFile, PullFailed
+from edgerun.errors import ConfigError, InvalidModelFile, PullFailed
 
 Progress = Callable[[str, int, int], None]
 """(stage, done, total); bytes, total 0 where unknown. What it raises stops the work and passes through."""
@@ -34,6 +34,18 @@ def human_size(num_bytes: int) -> str:
     while size >= 1000 and unit < len(units) - 1:
         size, unit = size / 1000, unit + 1
     return f"{num_bytes} bytes" if unit == 0 else f"{size:.1f} {units[unit]}"
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    """A small text file of the user's, UTF-8 with or without a BOM. Raises ConfigError naming it."""
+    try:
+        if path.stat().st_size > max_bytes:
+            raise ConfigError(f"{path} is larger than {max_bytes} bytes: it must be another kind of file")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgerun.errors import ConfigError
+from edgerun.repository.files import read_text
 
 _MAX_LABEL_BYTES = 16 << 20  # the largest public label set (ImageNet-21k) has under 1 MB
 
@@ -20,14 +21,7 @@ class FoundLabels:
 
 def read_labels(path: Path) -> tuple[str, ...]:
     """The names in order. Raises ConfigError for what is no label file: an empty line shifts the rest."""
-    try:
-        if path.stat().st_size > _MAX_LABEL_BYTES:
-            raise ConfigError(f"{path} is larger than {_MAX_LABEL_BYTES} bytes, which no label file is")
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except OSError as error:
-        raise ConfigError(f"cannot read the labels {path}: {error.strerror}") from error
+    text = read_text(path, _MAX_LABEL_BYTES)
     # Only line ends split: some label sets have other separators inside a name.
     labels = [line.strip() for line in text.rstrip().replace("\r\n", "\n").split("\n")]
     if not any(labels):

@@ -92,7 +92,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
             async for data in self._events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-        except Exception as error:
+        except Exception as error:  # the status is sent: the client can only be told in the stream
             data = event(body_of(self._as_ours(error)))
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
