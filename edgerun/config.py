@@ -50,6 +50,9 @@ class Settings:
     )
     api_key_file: str = _setting("", "file whose lines are API keys; needed off loopback", is_path=True)
     num_threads: int = _setting(0, "CPU threads of the engine; 0: decided from the device")
+    engine_step_timeout_s: int = _setting(
+        120, "seconds that one step of a language model may take before the engine is started anew"
+    )
     log_level: str = _setting("info", f"one of {', '.join(LOG_LEVELS)}")
 
     @property
@@ -187,6 +190,10 @@ def _check_ranges(settings: Settings, source: str) -> None:
         raise ConfigError(f"port in {source} is {settings.port}; it must be 0 to 65535")
     if settings.num_threads < 0:
         raise ConfigError(f"num_threads in {source} is {settings.num_threads}; it must be 0 or more")
+    if settings.engine_step_timeout_s < 1:
+        raise ConfigError(
+            f"engine_step_timeout_s in {source} is {settings.engine_step_timeout_s}; it must be 1 or more"
+        )
     if settings.log_level not in LOG_LEVELS:
         hint = nearest(settings.log_level, LOG_LEVELS)
         levels = ", ".join(LOG_LEVELS)

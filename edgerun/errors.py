@@ -17,6 +17,7 @@ EdgerunError                    catch this to catch them all
 │   ├── ContextLengthExceeded   prompt longer than the model can take
 │   └── InvalidImage            bytes that are no picture we read, or too large
 ├── QueueFull                   try again after `retry_after_s`
+├── DeadlineExceeded            the request was not done by its deadline
 ├── EngineLost                  the engine process died or is being restarted
 └── ServerStartError            address in use, socket of a live server, ...
 
@@ -102,6 +103,10 @@ class InvalidImage(RequestError):
 
 class QueueFull(EdgerunError):
     """The waiting queue is full; details: retry_after_s."""
+
+
+class DeadlineExceeded(EdgerunError):
+    """The request was not done by its own deadline; details: deadline_s."""
 
 
 class EngineLost(EdgerunError):

@@ -33,6 +33,10 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "pixels": frozenset({"repository.spec"}),
     "device": frozenset({"native", "repository.spec"}),
     "llm": frozenset({"text.prompt", "repository.spec", "native", "engine.messages"}),
+    # It sizes the KV cache from the memory that is free, also inside a container.
+    "llm.loader": frozenset(
+        {"device.cgroup", "device.files", "device.memory", "repository.spec", "engine.messages"}
+    ),
     "vision": frozenset({"native", "repository.spec", "engine.messages"}),
     # The server's side of the process boundary ...
     "engine": frozenset({"text.prompt", "repository.spec"}),

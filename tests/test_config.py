@@ -84,6 +84,7 @@ def test_variable_of_the_native_libraries_is_not_ours_to_judge() -> None:
         ("port = true", "whole number"),
         ("port = 65536", "0 to 65535"),
         ("num_threads = -1", "0 or more"),
+        ("engine_step_timeout_s = 0", "1 or more"),
         ("host = 1", "must be a string"),
         ('models = "a"', "must be a list of strings"),
         ("models = [1]", "must be a list of strings"),

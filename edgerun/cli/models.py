@@ -16,6 +16,7 @@ import click
 from edgerun.cli.output import format_bytes, note, print_json, print_table, progress, rows_of
 
 if TYPE_CHECKING:
+    from edgerun.engine.messages import LlmTuning
     from edgerun.repository.repository import ModelEntry, Repository
 
 Command = Callable[..., None]
@@ -71,12 +72,15 @@ def show(name: str, roots: tuple[Path, ...], as_json: bool) -> None:
     repository = _repository(roots)
     entry = repository.get(name)
     header = repository.details(name) if entry.is_pulled else ()
+    is_llm = entry.is_pulled and entry.kind == "llm"
+    measured = _measured(repository, name) if is_llm else None
     if as_json:
-        print_json({**dataclasses.asdict(entry), "file": dict(header)})
+        tuning = {"provider": measured[0], **_plain(measured[1])} if measured else None
+        print_json({**dataclasses.asdict(entry), "file": dict(header), "tuning": tuning})
         return
     values = {**dataclasses.asdict(entry), "versions": ", ".join(map(str, entry.versions)), "notes": ""}
     filled = [(key, text) for key, text in rows_of(values) if text]
-    print_table(("", ""), [*filled, *header])
+    print_table(("", ""), [*filled, *header, *(_tuning_rows(measured) if is_llm else ())])
 
 
 @models.command()
@@ -202,6 +206,31 @@ def rollback(name: str, to: int | None, undo: bool, roots: tuple[Path, ...], as_
         print_json({"name": name, "version": version})
         return
     click.echo(f"{name}: version {version} is served from the next load on")
+
+
+def _measured(repository: Repository, name: str) -> tuple[str, LlmTuning] | None:
+    """Provider and choice of the last first load; None before it."""
+    from edgerun.engine.check import CheckedModels
+
+    return CheckedModels().tuning_of(repository.resolve(name))
+
+
+def _plain(tuning: LlmTuning) -> dict[str, object]:
+    return {
+        "kv_layout": tuning.kv_layout,
+        "flash_attention": tuning.flash_attention,
+        "num_threads": tuning.num_threads,
+        "trials": list(tuning.trials),
+    }
+
+
+def _tuning_rows(measured: tuple[str, LlmTuning] | None) -> list[tuple[str, str]]:
+    if measured is None:
+        return [("fastest here", "measured at the first load")]
+    provider, tuning = measured
+    flash = "on" if tuning.flash_attention else "off"
+    choice = f"{tuning.kv_layout}, flash attention {flash}, {tuning.num_threads} threads ({provider})"
+    return [("fastest here", choice), *(("tried", trial) for trial in tuning.trials)]
 
 
 def _repository(roots: tuple[Path, ...]) -> Repository:

@@ -99,6 +99,7 @@ def _wanted(settings: Settings, *, no_tcp: bool, deterministic: bool, no_prefix_
         models=settings.models,
         api_key_file=Path(settings.api_key_file) if settings.api_key_file else None,
         num_threads=settings.num_threads,
+        engine_step_timeout_s=settings.engine_step_timeout_s,
         is_deterministic=deterministic,
         has_prefix_cache=not no_prefix_cache,
         log_level=settings.log_level,

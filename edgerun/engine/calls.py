@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+
+import msgspec
 
 from edgerun.engine.messages import (
     Accepted,
@@ -15,9 +18,11 @@ from edgerun.engine.messages import (
     Submit,
     TokenOutput,
 )
-from edgerun.errors import EdgerunError, EngineLost
+from edgerun.errors import DeadlineExceeded, EdgerunError, EngineLost
 
 logger = logging.getLogger(__name__)
+
+_MAX_ENGINES = 2  # that a request is sent to: what ends two engines would end the third as well
 
 
 class Call:
@@ -30,7 +35,8 @@ class Call:
         can_retry: bool,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.message, self.can_retry = message, can_retry
+        self.message, self._can_retry = message, can_retry
+        self._num_sent = 0
         self._on_progress = on_progress
         self.answer: asyncio.Future[FromEngine] = asyncio.get_running_loop().create_future()
 
@@ -63,10 +69,14 @@ class Call:
     def is_abandoned(self) -> bool:
         return self.answer.done()
 
+    def next_message(self) -> RequestMessage:
+        """To be sent to an engine now."""
+        self._num_sent += 1
+        return self.message
+
+    @property
     def may_resubmit(self) -> bool:
-        """Once: a request that ends two engines would end the third as well."""
-        allowed, self.can_retry = self.can_retry, False
-        return allowed
+        return self._can_retry and self._num_sent < _MAX_ENGINES
 
 
 class Generation:
@@ -75,12 +85,16 @@ class Generation:
     Raises what the engine reported, or EngineLost when it died in mid-stream.
     """
 
-    def __init__(self, message: Submit, send_abort: Callable[[int], None]) -> None:
+    def __init__(
+        self, message: Submit, send_abort: Callable[[int], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.message = message
         self._send_abort = send_abort
+        self._clock, self._arrived_s = clock, clock()
+        self._num_sent = 0
         self._outputs: asyncio.Queue[TokenOutput | EdgerunError] = asyncio.Queue()
         self.accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._has_output = self._is_over = self._is_cancelled = self._was_resubmitted = False
+        self._has_output = self._is_over = self._is_cancelled = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -145,15 +159,33 @@ class Generation:
     def is_abandoned(self) -> bool:
         return self._is_cancelled or self.accepted.cancelled()
 
+    def next_message(self) -> Submit:
+        """To be sent to an engine now: its deadline goes on counting from its arrival.
+
+        Raises DeadlineExceeded.
+        """
+        self._num_sent += 1
+        prompt = self.message.prompt
+        if not prompt.deadline_s:
+            return self.message
+        left_s = prompt.deadline_s - (self._clock() - self._arrived_s)
+        if left_s <= 0:
+            raise DeadlineExceeded(
+                f"the request was to be done within {prompt.deadline_s:.3g} s, but the engine was being "
+                "restarted; try again",
+                deadline_s=prompt.deadline_s,
+            )
+        prompt = msgspec.structs.replace(prompt, deadline_s=left_s)
+        return msgspec.structs.replace(self.message, prompt=prompt)
+
+    @property
     def may_resubmit(self) -> bool:
-        """Nothing was shown of it yet, and it has not ended an engine before."""
-        if self._has_output or self._was_resubmitted:
-            return False
-        self._was_resubmitted = True
-        return True
+        """Nothing was shown of it yet, and it has not ended two engines."""
+        return not self._has_output and self._num_sent < _MAX_ENGINES
 
 
-def engine_lost() -> EngineLost:
+def engine_lost(how: str) -> EngineLost:
+    """how: "died", or what else the engine process did."""
     return EngineLost(
-        "the engine process died while it worked on this request; it is being restarted, try again"
+        f"the engine process {how} while it worked on this request; it is being restarted, try again"
     )

@@ -88,7 +88,11 @@ class ServerChannel:
             logger.exception("the engine sent a message that cannot be read")
             return None
 
+    def hang_up(self) -> None:
+        """At once: `receive` says None, and what the engine has not read yet is dropped."""
+        self._writer.transport.abort()
+
     async def close(self) -> None:
-        self._writer.close()
+        self.hang_up()
         with contextlib.suppress(ConnectionError):  # the engine may be gone already
             await self._writer.wait_closed()

@@ -1,8 +1,9 @@
 """Try a model file in a throw-away child first: a bad one costs an error message, not the engine.
 
 `python -m edgerun.engine.check` is the child: it reads a CheckRequest as JSON on stdin, loads the model, runs
-it once, prints a CheckResult as JSON and exits. `check_model` is the parent's side; what passed is remembered
-by file, size and time of change, so that a known model starts without it.
+it once, prints a CheckResult as JSON and exits. A language model is also measured there (see llm/tuning.py).
+`check_model` is the parent's side; what passed, and what was measured, is remembered by file, size and time
+of change, so that a known model starts without it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 import msgspec
 
 from edgerun import __version__, paths
-from edgerun.engine.messages import Failed, Load, Start
+from edgerun.engine.messages import Failed, LlmTuning, Load, Start
+from edgerun.engine.process import OPENMP_ENV
 from edgerun.errors import ModelLoadFailed
 from edgerun.repository.spec import ModelSpec
 
@@ -31,67 +33,98 @@ class CheckRequest(msgspec.Struct, frozen=True):
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """failure None: the model loaded and ran once."""
+    """failure None: the model loaded and ran once. tuning: what was measured, where there was a choice."""
 
     failure: Failed | None = None
+    tuning: LlmTuning | None = None
+
+
+class CheckedModel(msgspec.Struct, frozen=True):
+    """What is remembered of a file that passed. about: the file and its settings, whatever it ran on."""
+
+    about: str
+    provider: str
+    tuning: LlmTuning | None = None
 
 
 class CheckedModels:
     """Which files passed before, in one small JSON file under the cache (safe to delete)."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path or paths.cache_dir() / "checked-models.json"
+        self.path = path or paths.cache_dir() / "checked-models.json"
 
     def key(self, request: CheckRequest) -> str:
-        """Changes with anything that could change the verdict. Raises ModelLoadFailed without the file."""
+        """Changes with anything that could change the verdict or what is fastest. Raises ModelLoadFailed
+        without the file."""
         spec, start = request.spec, request.start
-        provider = start.llm_provider if spec.kind == "llm" else start.vision_provider
-        file = Path(spec.path)
+        device: tuple[object, ...] = (_provider(request), start.lib_dir)
+        if spec.kind == "llm":
+            device += (start.num_threads, start.deterministic)
+        return _digest(_about(spec), *device)
+
+    def find(self, key: str) -> CheckedModel | None:
+        return self._read().get(key)
+
+    def tuning_of(self, spec: ModelSpec) -> tuple[str, LlmTuning] | None:
+        """What was last measured for a model as it is configured now, and on which provider."""
         try:
-            stat = file.stat()
+            about = _about(spec)
+        except ModelLoadFailed:
+            return None
+        found = [model for model in self._read().values() if model.about == about and model.tuning]
+        last = found[-1] if found else None
+        return (last.provider, last.tuning) if last is not None and last.tuning is not None else None
+
+    def remember(self, key: str, request: CheckRequest, tuning: LlmTuning | None) -> None:
+        known = self._read()
+        known.pop(key, None)  # the last one stands last
+        known[key] = CheckedModel(_about(request.spec), _provider(request), tuning)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.path.with_suffix(f".{os.getpid()}")
+            temporary.write_bytes(msgspec.json.encode(dict(list(known.items())[-200:])))
+            temporary.replace(self.path)
         except OSError as error:
-            raise ModelLoadFailed(
-                f"the file of {spec.name} cannot be read ({error}); pull or add the model again",
-                name=spec.name,
-            ) from error
-        parts = (
-            __version__,
-            str(file),
-            stat.st_size,
-            stat.st_mtime_ns,
-            provider,
-            start.lib_dir,
-            msgspec.json.encode(spec.llm if spec.kind == "llm" else spec.vision).decode(),
-        )
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+            logger.warning("cannot remember checked models in %s: %s", self.path, error)
 
-    def knows(self, key: str) -> bool:
-        return key in self._read()
-
-    def remember(self, key: str) -> None:
-        known = [*self._read(), key][-200:]
+    def _read(self) -> dict[str, CheckedModel]:
+        """Nothing where the file is missing, damaged, or of a release that measured nothing."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._path.with_suffix(f".{os.getpid()}")
-            temporary.write_bytes(msgspec.json.encode(known))
-            temporary.replace(self._path)
-        except OSError as error:
-            logger.warning("cannot remember checked models in %s: %s", self._path, error)
-
-    def _read(self) -> list[str]:
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=list[str])
+            return msgspec.json.decode(self.path.read_bytes(), type=dict[str, CheckedModel])
         except (OSError, msgspec.DecodeError):
-            return []
+            return {}
 
 
-async def check_model(spec: ModelSpec, start: Start, checked: CheckedModels) -> None:
-    """Returns when the model loads and runs in a child (or did before). Raises what the child raised, or
-    ModelLoadFailed when the child was ended by a signal."""
+def _about(spec: ModelSpec) -> str:
+    file = Path(spec.path)
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise ModelLoadFailed(
+            f"the file of {spec.name} cannot be read ({error}); pull or add the model again",
+            name=spec.name,
+        ) from error
+    settings = msgspec.json.encode(spec.llm if spec.kind == "llm" else spec.vision).decode()
+    return _digest(__version__, str(file), stat.st_size, stat.st_mtime_ns, settings)
+
+
+def _provider(request: CheckRequest) -> str:
+    start = request.start
+    return start.llm_provider if request.spec.kind == "llm" else start.vision_provider
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+async def check_model(spec: ModelSpec, start: Start, checked: CheckedModels) -> LlmTuning | None:
+    """Returns when the model loads and runs in a child (or did before): what was measured to be fastest, None
+    where nothing was to choose. Raises what the child raised, or ModelLoadFailed when the child was ended by
+    a signal."""
     request = CheckRequest(spec, start)
     key = checked.key(request)
-    if checked.knows(key):
-        return
+    if (known := checked.find(key)) is not None:
+        return known.tuning
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -99,6 +132,7 @@ async def check_model(spec: ModelSpec, start: Start, checked: CheckedModels) -> 
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env={**OPENMP_ENV, **os.environ},  # as the engine will run it, else other threads are measured
         start_new_session=True,
     )
     try:
@@ -116,7 +150,8 @@ async def check_model(spec: ModelSpec, start: Start, checked: CheckedModels) -> 
     result = msgspec.json.decode(output, type=CheckResult)
     if result.failure is not None:
         raise result.failure.error()
-    checked.remember(key)
+    checked.remember(key, request, result.tuning)
+    return result.tuning
 
 
 def _how(returncode: int) -> str:
@@ -130,8 +165,8 @@ def _last_line(errors: bytes) -> str:
     return f" (it said: {lines[-1][:200]})" if lines else ""
 
 
-def _try_model(request: CheckRequest) -> None:
-    from edgerun.engine.models import open_llm, open_vision
+def _try_model(request: CheckRequest) -> LlmTuning | None:
+    from edgerun.engine.models import open_vision, try_llm
     from edgerun.llm.llama_api import LlamaLibrary
     from edgerun.llm.loop import EngineLoop
 
@@ -140,9 +175,9 @@ def _try_model(request: CheckRequest) -> None:
         library = LlamaLibrary(Path(request.start.lib_dir) if request.start.lib_dir else None)
         loop = EngineLoop(lambda _error: os._exit(70))
         loop.start()
-        open_llm(load, request.start, library, loop, lambda _message: None)
-    else:
-        open_vision(load, request.start, lambda _message: None)
+        return try_llm(load, request.start, library, loop)
+    open_vision(load, request.start, lambda _message: None)
+    return None
 
 
 def main() -> None:
@@ -151,8 +186,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a native library that prints must not garble it
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckRequest)
     try:
-        _try_model(request)
-        result = CheckResult()
+        result = CheckResult(tuning=_try_model(request))
     except Exception as error:  # whatever it is, the parent tells the user
         result = CheckResult(Failed.of(0, error))
     answer.write(msgspec.json.encode(result))

@@ -14,6 +14,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,8 @@ from edgerun.engine.messages import (
     Load,
     Loaded,
     Message,
+    Ping,
+    Pong,
     Progress,
     Ready,
     Shutdown,
@@ -61,6 +64,7 @@ class Engine:
         self._visions: dict[str, VisionWorker] = {}
         self._library: LlamaLibrary | None = None
         self._loop = EngineLoop(_die)
+        self._load_began_s = 0.0  # time.monotonic(); 0.0: none runs. Written by the loader thread alone
         self._loads: queue.SimpleQueue[Load | Unload] = queue.SimpleQueue()
         self._loader = threading.Thread(target=self._run_loader, name="loader", daemon=True)
 
@@ -90,6 +94,10 @@ class Engine:
             self._loads.put(message)
         elif isinstance(message, GetStats):
             self._send_stats(message.request_id)
+        elif isinstance(message, Ping):
+            began_s = self._load_began_s
+            load_age_s = time.monotonic() - began_s if began_s else 0.0
+            self._channel.send(Pong(step_age_s=self._loop.step_age_s, load_age_s=load_age_s))
 
     def _find(self, workers: dict[str, _W], message: Submit | Infer | Tokenize) -> _W | None:
         worker = workers.get(message.model)
@@ -114,6 +122,7 @@ class Engine:
     def _run_loader(self) -> None:
         while True:
             message = self._loads.get()
+            self._load_began_s = time.monotonic()
             try:
                 if isinstance(message, Load):
                     self._channel.send(self._load(message))
@@ -123,6 +132,8 @@ class Engine:
                 if not isinstance(error, OSError):
                     logger.warning("%s", error)
                 self._channel.send(Failed.of(message.request_id, error))
+            finally:
+                self._load_began_s = 0.0
 
     def _load(self, message: Load) -> Loaded:
         spec = message.spec

@@ -48,6 +48,18 @@ class Start(Message, frozen=True):
     prefix_cache: bool = True
 
 
+class LlmTuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured to be fastest for one model on one device (see llm/tuning.py).
+
+    trials: one readable line for each combination that was tried, the chosen one first.
+    """
+
+    kv_layout: Literal["unified", "streams"]
+    flash_attention: bool
+    num_threads: int
+    trials: tuple[str, ...] = ()
+
+
 class Submit(RequestMessage, frozen=True):
     """Generate from `prompt` with a loaded LLM. Answered by Accepted or Failed, then Tokens."""
 
@@ -79,9 +91,13 @@ class Tokenize(RequestMessage, frozen=True):
 
 
 class Load(RequestMessage, frozen=True):
-    """Load a model. Any number of Progress, then Loaded or Failed. Loading a loaded name replaces it."""
+    """Load a model. Any number of Progress, then Loaded or Failed. Loading a loaded name replaces it.
+
+    tuning: for a language model, what was measured; None decides without.
+    """
 
     spec: ModelSpec
+    tuning: LlmTuning | None = None
 
 
 class Unload(RequestMessage, frozen=True):
@@ -92,6 +108,10 @@ class Unload(RequestMessage, frozen=True):
 
 class GetStats(RequestMessage, frozen=True):
     """Answered by Stats."""
+
+
+class Ping(Message, frozen=True):
+    """Answered by Pong at once, whatever the models do."""
 
 
 class Shutdown(Message, frozen=True):
@@ -105,6 +125,17 @@ class Ready(Message, frozen=True):
     """First message after start: the engine takes requests (no model is loaded yet)."""
 
     pid: int
+
+
+class Pong(Message, frozen=True):
+    """What the engine is in the middle of, and since when, in seconds; 0: nothing of the kind.
+
+    step_age_s: a step of a language model, or another short piece of work on its thread. load_age_s: a load
+    or an unload; what that runs on the thread of the steps counts here alone.
+    """
+
+    step_age_s: float
+    load_age_s: float
 
 
 class Accepted(RequestMessage, frozen=True):
@@ -168,6 +199,11 @@ class LlmInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_seqs: int
     num_kv_tokens: int
+    kv_layout: Literal["unified", "streams"]
+    flash_attention: bool
+    num_threads: int
+    prefix_cache: bool
+    prefix_cache_reason: str  # why it is off; "" while it is on
     chat_template: str
     bos_text: str
     eos_text: str
@@ -219,6 +255,15 @@ class LlmStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_hits_total: int
     preemptions_total: int
     steps_total: int
+    prefix_misses: dict[str, int] = {}  # requests by the reason for which nothing, or not all, was reused
+    num_parked: int = 0  # ended sequences whose cells are kept for whoever asks the same
+    num_swapped: int = 0  # preempted sequences that wait in host memory
+    swap_bytes: int = 0
+    swaps_total: int = 0
+    recomputes_total: int = 0
+    kv_waste: float = 0.0  # share of the held cells that nothing was written to
+    step_ms: float = 0.0  # what a step with decodes alone takes now
+    prefill_tokens_per_s: float = 0.0
 
 
 class VisionStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,5 +306,7 @@ class Failed(RequestMessage, frozen=True):
         return from_wire(self.kind, self.message, self.details)
 
 
-ToEngine = Start | Submit | Abort | Infer | Tokenize | Load | Unload | GetStats | Shutdown
-FromEngine = Ready | Accepted | Tokens | Inferred | Tokenized | Progress | Loaded | Unloaded | Stats | Failed
+ToEngine = Start | Submit | Abort | Infer | Tokenize | Load | Unload | GetStats | Ping | Shutdown
+FromEngine = (
+    Ready | Pong | Accepted | Tokens | Inferred | Tokenized | Progress | Loaded | Unloaded | Stats | Failed
+)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 
-from edgerun.engine.messages import Load, Loaded, Message, Start
+from edgerun.engine.messages import LlmTuning, Load, Loaded, Message, Start
 from edgerun.errors import NativeLibraryMissing, ProviderUnavailable
 from edgerun.llm.llama_api import LlamaLibrary
-from edgerun.llm.loader import load_llm
+from edgerun.llm.loader import LoadedLlm, load_llm
 from edgerun.llm.loop import EngineLoop
+from edgerun.llm.tuning import ModelProbe, TooSlow, tune
 from edgerun.llm.worker import LlmWorker
 from edgerun.repository.spec import ModelSpec
 from edgerun.vision.worker import VisionWorker
+
+logger = logging.getLogger(__name__)
 
 _CPU_VISION = "CPUExecutionProvider"
 _CPU_ASKED = 'require = "cpu" in its config.toml'
@@ -28,6 +31,50 @@ def open_llm(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[LlmWorker, Loaded]:
     """on_progress: percent done of 100. Raises ModelLoadFailed, ProviderUnavailable, NativeLibraryMissing."""
+    provider, loaded = _load(message, start, library, on_progress)
+    worker = _start_worker(loaded, loop, reply)
+    spec = message.spec
+    reason = start.llm_reason if provider == start.llm_provider else _CPU_ASKED
+    return worker, Loaded(
+        request_id=message.request_id,
+        model=spec.name,
+        version=spec.version,
+        provider=provider,
+        reason=reason,
+        size_bytes=loaded.memory_bytes,
+        llm=loaded.info,
+    )
+
+
+def try_llm(message: Load, start: Start, library: LlamaLibrary, loop: EngineLoop) -> LlmTuning | None:
+    """Load it, run it once, and measure what its config leaves open; None: nothing is. Raises as open_llm."""
+    _, loaded = _load(message, start, library, None)
+    _start_worker(loaded, loop, lambda _message: None)
+    if start.deterministic:
+        return None
+    asked, facts, model = message.spec.llm, loaded.facts, loaded.model
+    try:
+        return loop.call(lambda: tune(asked, facts, lambda layout: ModelProbe(model, asked, facts, layout)))
+    except (TooSlow, RuntimeError) as error:  # the model runs; only what is fastest stays unknown
+        logger.warning("%s could not be measured: %s", message.spec.name, error)
+        return None
+
+
+def _start_worker(loaded: LoadedLlm, loop: EngineLoop, reply: Callable[[Message], None]) -> LlmWorker:
+    with ExitStack() as on_failure:
+        on_failure.callback(loaded.runner.close)
+        worker = LlmWorker(loaded, loop, reply)
+        on_failure.pop_all()
+    return worker
+
+
+def _load(
+    message: Load,
+    start: Start,
+    library: LlamaLibrary,
+    on_progress: Callable[[int, int], None] | None,
+) -> tuple[str, LoadedLlm]:
+    """The provider, and the model on it."""
     spec = message.spec
     if not start.llm_provider:
         raise NativeLibraryMissing(f"{spec.name} cannot run here: {start.llm_reason}", name=spec.name)
@@ -40,26 +87,17 @@ def open_llm(
             "run: edgerun doctor",
             name=spec.name,
         )
-    if start.deterministic:
-        # Alone in its batch a sequence always meets the same kernels and splits. The price is that
-        # requests wait for each other.
-        spec = replace(spec, llm=replace(spec.llm, max_num_seqs=1))
-    percent = _whole_percents(on_progress)
-    loaded = load_llm(library, spec, use_gpu=use_gpu, num_threads=start.num_threads, on_progress=percent)
-    with ExitStack() as on_failure:
-        on_failure.callback(loaded.runner.close)
-        worker = LlmWorker(loaded, loop, reply)
-        on_failure.pop_all()
-    reason = start.llm_reason if provider == start.llm_provider else _CPU_ASKED
-    return worker, Loaded(
-        request_id=message.request_id,
-        model=spec.name,
-        version=spec.version,
-        provider=provider,
-        reason=reason,
-        size_bytes=loaded.memory_bytes,
-        llm=loaded.info,
+    loaded = load_llm(
+        library,
+        spec,
+        use_gpu=use_gpu,
+        num_threads=start.num_threads,
+        on_progress=_whole_percents(on_progress),
+        deterministic=start.deterministic,
+        prefix_cache=start.prefix_cache,
+        tuning=message.tuning,
     )
+    return provider, loaded
 
 
 def open_vision(message: Load, start: Start, reply: Callable[[Message], None]) -> tuple[VisionWorker, Loaded]:

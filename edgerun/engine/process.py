@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
+import signal
 import socket
 import sys
 
@@ -11,8 +14,11 @@ from edgerun.engine.channel import ServerChannel
 from edgerun.engine.messages import Failed, Ready, Shutdown, Start
 from edgerun.errors import EngineLost
 
+logger = logging.getLogger(__name__)
+
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 5.0
+_KILL_TIMEOUT_S = 5.0
 # How often a thread of ggml looks before it sleeps at a barrier; there are hundreds in each token. Sleeping
 # at once decodes 32 tokens/s on two idle cores and 46 beside a busy program, 20,000 looks 113 and 14; this
 # 113 and 23 (SmolLM2-135M, 2 threads, tests/benchmarks/RESULTS.md). GOMP is gcc's OpenMP; whoever sets the
@@ -90,9 +96,24 @@ class EngineProcess:
             status = await asyncio.wait_for(self._process.wait(), timeout_s)
         except asyncio.TimeoutError:
             self.kill()
-            status = await self._process.wait()
+            status = await self._wait_for_the_kernel()
         await self.channel.close()
         return status
+
+    async def _wait_for_the_kernel(self) -> int:
+        """A killed process ends at once, unless a device driver holds it: then it is left behind."""
+        try:
+            return await asyncio.wait_for(self._process.wait(), _KILL_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            logger.error("process %d was killed and does not end; a device driver holds it", self.pid)
+            return -signal.SIGKILL
+
+    async def end_stuck(self) -> None:
+        """Kill it, and make the reader of its channel go on even when it does not end."""
+        self.kill()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _KILL_TIMEOUT_S)
+        self.channel.hang_up()
 
     async def stop(self) -> None:
         """Ask it to leave, then make it."""

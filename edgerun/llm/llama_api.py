@@ -4,8 +4,7 @@ Owns native handles and the translation of native failures into edgerun errors. 
 scheduling or sampling. Struct layouts move with every llama.cpp release, so the version is pinned exactly in
 pyproject.toml.
 
-llama.cpp aborts the whole process on a batch longer than n_batch or a sequence id of n_seq_max or more, so
-those are checked here, in Python, before each call.
+llama.cpp ends the whole process over some mistakes; llama_batch and llama_sequences check for them before.
 """
 
 from __future__ import annotations
@@ -17,12 +16,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgerun.errors import InvalidRequest, ModelLoadFailed, NativeLibraryMissing
+from edgerun.llm.llama_batch import Batch
+from edgerun.llm.llama_sequences import LlamaSequences
 from edgerun.repository.spec import KvCacheDtype
 
 logger = logging.getLogger(__name__)
@@ -30,19 +31,31 @@ logger = logging.getLogger(__name__)
 ALL_LAYERS = 999  # n_gpu_layers: more than any model has
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 _GGML_LOG_WARN, _GGML_LOG_ERROR = 3, 4  # enum ggml_log_level in ggml.h; 5 continues a line
+_GGML_DEVICE_GPU = 1  # GGML_BACKEND_DEVICE_TYPE_GPU in ggml-backend.h; one that shares main memory is IGPU
+# What llama.cpp warns of at each load: a unified pool is longer than one sequence may be, and see swa_full.
+_ON_PURPOSE = ("n_ctx_seq", "full-size SWA cache")
 _NO_VOCABULARY = 0  # LLAMA_VOCAB_TYPE_NONE in llama.h: llama.cpp aborts the process when asked for its words
 NOT_GENERATING = "is not a text generating (decoder-only) model"
 # enum ggml_type in ggml.h
 _GGML_TYPES: dict[KvCacheDtype, int] = {"f16": 1, "q8_0": 8, "q4_0": 2}
 
 
+MAX_SEQ_IDS = 256  # LLAMA_MAX_SEQ in llama-cparams.h
+STREAM_MULTIPLE = 256  # llama.cpp rounds the cells of a stream up to this (GGML_PAD in llama-context.cpp)
+
+# What a model keeps of what it has read. window: some layers look back a fixed number of tokens only.
+# recurrent: a state of fixed size, which cannot be cut back. hybrid: layers of both kinds.
+MemoryKind = Literal["plain", "window", "recurrent", "hybrid"]
+
+
 @dataclass(frozen=True, slots=True)
 class ContextSettings:
-    """num_kv_tokens: cells of the pool. max_batch_tokens: most tokens of one decode."""
+    """num_kv_tokens: cells of the pool, of all streams together where each sequence has its own.
+    max_batch_tokens: most tokens of one decode. num_seq_ids: sequences that may hold cells, at most 256."""
 
     num_kv_tokens: int
     max_batch_tokens: int
-    max_num_seqs: int
+    num_seq_ids: int
     num_threads: int
     kv_cache_dtype: KvCacheDtype = "f16"
     unified: bool = True
@@ -71,6 +84,7 @@ class LlamaLibrary:
                 "run: edgerun native ensure"
             ) from error
         self.api: Any = llama_cpp
+        self._lib_dir = lib_dir
         self.last_error = ""
         self.offloaded_layers: tuple[int, int] | None = None
         # The callback must stay referenced as long as the library may log, else the process crashes.
@@ -88,8 +102,7 @@ class LlamaLibrary:
             self.offloaded_layers = (int(found[1]), int(found[2]))
         if level == _GGML_LOG_ERROR:
             self.last_error = line
-        # A unified pool is longer than one sequence may be, on purpose: llama.cpp warns of that each time.
-        is_problem = level in (_GGML_LOG_WARN, _GGML_LOG_ERROR) and "n_ctx_seq" not in line
+        is_problem = level in (_GGML_LOG_WARN, _GGML_LOG_ERROR) and not any(w in line for w in _ON_PURPOSE)
         logger.log(logging.WARNING if is_problem else logging.DEBUG, "llama.cpp: %s", line)
 
     def _load_backends(self, lib_dir: Path) -> None:
@@ -103,6 +116,32 @@ class LlamaLibrary:
 
     def supports_gpu_offload(self) -> bool:
         return bool(self.api.llama_supports_gpu_offload())
+
+    def gpu_free_bytes(self) -> int | None:
+        """Free memory of the first GPU that has its own; None where there is none such, or it is not told.
+
+        llama-cpp-python does not bind these functions of ggml-backend.h.
+        """
+        folder = self._lib_dir or Path(self.api.__file__).parent / "lib"
+        try:
+            ggml = ctypes.CDLL(str(folder / "libggml.so"))
+            ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+            ggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+            ggml.ggml_backend_dev_get.restype = ctypes.c_void_p
+            ggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+            size_pointer = ctypes.POINTER(ctypes.c_size_t)
+            ggml.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size_pointer, size_pointer]
+            ggml.ggml_backend_dev_memory.restype = None
+        except (OSError, AttributeError) as error:
+            logger.debug("ggml does not tell the memory of its devices: %s", error)
+            return None
+        for i in range(ggml.ggml_backend_dev_count()):
+            device = ggml.ggml_backend_dev_get(i)
+            if ggml.ggml_backend_dev_type(device) == _GGML_DEVICE_GPU:
+                free, total = ctypes.c_size_t(), ctypes.c_size_t()
+                ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+                return free.value or None
+        return None
 
 
 class LlamaModel:
@@ -187,8 +226,19 @@ class LlamaModel:
             api.llama_model_has_encoder(self.handle)
         )
 
+    def memory_kind(self) -> MemoryKind:
+        api = self._api
+        if api.llama_model_is_hybrid(self.handle):
+            return "hybrid"
+        if api.llama_model_is_recurrent(self.handle):
+            return "recurrent"
+        return "window" if api.llama_model_n_swa(self.handle) > 0 else "plain"
+
     def kv_bytes_per_token(self, dtype: KvCacheDtype) -> int:
-        """K and V of all layers for one token: an upper bound where some layers keep no full attention."""
+        """K and V of all layers for one token: an upper bound where some layers keep no full attention; 0
+        where none keeps anything for a token."""
+        if self.memory_kind() == "recurrent":
+            return 0
         api, model = self._api, self.handle
         heads = max(1, api.llama_model_n_head(model))
         width = api.llama_model_n_embd(model) // heads * max(1, api.llama_model_n_head_kv(model))
@@ -258,31 +308,33 @@ class LlamaModel:
 DECODE_OK, DECODE_NO_ROOM = 0, 1  # return codes of llama_decode (llama.h)
 
 
-class LlamaContext:
-    """One KV pool and its compute buffers. Only its owner's thread may call it."""
+class LlamaContext(LlamaSequences):
+    """One KV cache and its compute buffers. Only its owner's thread may call it."""
 
     def __init__(self, model: LlamaModel, settings: ContextSettings) -> None:
-        """Raises ModelLoadFailed when the pool or the buffers do not fit."""
+        """Raises ModelLoadFailed when the cache or the buffers do not fit."""
         api = model._api
         params = api.llama_context_default_params()
         params.n_ctx = settings.num_kv_tokens
         params.n_batch = params.n_ubatch = settings.max_batch_tokens
-        params.n_seq_max = settings.max_num_seqs
+        params.n_seq_max = settings.num_seq_ids
         params.n_threads = params.n_threads_batch = settings.num_threads
         params.type_k = params.type_v = _GGML_TYPES[settings.kv_cache_dtype]
         params.kv_unified = settings.unified
         params.flash_attn_type = 1 if settings.flash_attention else 0
+        # Else a sliding window keeps few cells, and nearly every shared prefix would lack its beginning.
+        params.swa_full = True
         params.no_perf = True
-        self.handle = api.llama_init_from_model(model.handle, params)
-        if not self.handle:
+        handle = api.llama_init_from_model(model.handle, params)
+        if not handle:
             reason = model._library.last_error or "llama.cpp gave no reason"
             raise ModelLoadFailed(
-                f"{model.path}: a KV pool of {settings.num_kv_tokens} tokens did not fit ({reason}); "
+                f"{model.path}: a KV cache of {settings.num_kv_tokens} tokens did not fit ({reason}); "
                 "lower max_model_len or num_kv_tokens in the model's config.toml",
                 path=model.path,
             )
-        self._api, self.settings, self._num_vocab = api, settings, model.num_tokens
-        self._memory = api.llama_get_memory(self.handle)
+        super().__init__(api, handle, num_seq_ids=settings.num_seq_ids, unified=settings.unified)
+        self.settings, self._num_vocab = settings, model.num_tokens
         if not self._memory:  # BERT and its kind, and diffusion models: nothing is kept to continue from
             self.close()
             raise ModelLoadFailed(f"{model.path} {NOT_GENERATING}", path=model.path)
@@ -293,11 +345,15 @@ class LlamaContext:
             self._api.llama_free(self.handle)
             self.handle = None
 
+    def set_num_threads(self, num_threads: int) -> None:
+        self._api.llama_set_n_threads(self.handle, num_threads, num_threads)
+
     def decode(self) -> int:
         """Run self.batch. DECODE_OK, or DECODE_NO_ROOM: nothing was written, free some cells and retry.
 
         Raises RuntimeError on any other code, after which the context is not to be trusted.
         """
+        self._in_scratch = None
         code = int(self._api.llama_decode(self.handle, self.batch.native))
         if code not in (DECODE_OK, DECODE_NO_ROOM):
             raise RuntimeError(f"llama_decode returned {code} for {self.batch.native.n_tokens} tokens")
@@ -307,64 +363,3 @@ class LlamaContext:
         """(vocabulary,) float32: a view on llama.cpp's buffer, valid until the next decode."""
         pointer = self._api.llama_get_logits_ith(self.handle, batch_index)
         return np.ctypeslib.as_array(pointer, shape=(self._num_vocab,))
-
-    def remove_sequence(self, seq_id: int) -> None:
-        """Free all cells of a sequence; a whole sequence can always be removed."""
-        self._api.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
-
-    def position_range(self, seq_id: int) -> tuple[int, int]:
-        """First and last position that the pool holds for a sequence; (-1, -1) when none."""
-        api = self._api
-        return (
-            int(api.llama_memory_seq_pos_min(self._memory, seq_id)),
-            int(api.llama_memory_seq_pos_max(self._memory, seq_id)),
-        )
-
-
-class Batch:
-    """A llama_batch over numpy arrays of ours: filling 512 tokens takes microseconds, not 0.3 ms."""
-
-    def __init__(self, api: Any, capacity: int) -> None:
-        self.capacity = capacity
-        self._token = np.zeros(capacity, dtype=np.int32)
-        self._pos = np.zeros(capacity, dtype=np.int32)
-        self._num_seq_ids = np.ones(capacity, dtype=np.int32)
-        self._seq_ids = np.zeros(capacity, dtype=np.int32)  # one id a token
-        self._logits = np.zeros(capacity, dtype=np.int8)
-        # llama_batch.seq_id holds a pointer to each token's ids: the addresses of the cells above.
-        base, width = self._seq_ids.ctypes.data, self._seq_ids.itemsize
-        self._seq_pointers = np.arange(capacity, dtype=np.uintp) * width + base
-
-        def field(name: str, array: NDArray[Any]) -> Any:
-            field_type = {f[0]: f[1] for f in api.llama_batch._fields_}[name]
-            return ctypes.cast(array.ctypes.data, field_type)
-
-        self.native = api.llama_batch()
-        self.native.n_tokens = 0
-        self.native.embd = None
-        self.native.token = field("token", self._token)
-        self.native.pos = field("pos", self._pos)
-        self.native.n_seq_id = field("n_seq_id", self._num_seq_ids)
-        self.native.seq_id = field("seq_id", self._seq_pointers)
-        self.native.logits = field("logits", self._logits)
-
-    def clear(self) -> None:
-        self.native.n_tokens = 0
-
-    def add(self, seq_id: int, tokens: list[int], start: int, *, wants_logits: bool) -> int:
-        """Append tokens at positions start.. of a sequence; the batch index of the last one.
-
-        wants_logits: compute logits for the last of them. Raises ValueError past the capacity, since
-        llama.cpp would abort the process.
-        """
-        first = self.native.n_tokens
-        last = first + len(tokens)
-        if last > self.capacity:
-            raise ValueError(f"a batch of {last} tokens is over the limit of {self.capacity}")
-        self._token[first:last] = tokens
-        self._pos[first:last] = np.arange(start, start + len(tokens))
-        self._seq_ids[first:last] = seq_id
-        self._logits[first:last] = 0
-        self._logits[last - 1] = wants_logits
-        self.native.n_tokens = last
-        return int(last - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NewType
 
@@ -21,4 +22,6 @@ class Request:
     sampling: SamplingParams
     num_max_tokens: int
     priority: int
-    arrival_s: float
+    arrival_s: float  # time.monotonic()
+    client: str = ""
+    deadline_s: float = math.inf  # time.monotonic() by which it must have ended

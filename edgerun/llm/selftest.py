@@ -31,7 +31,7 @@ def run(library: LlamaLibrary, *, use_gpu: bool) -> str:
         model = LlamaModel(library, str(path), use_gpu=use_gpu)
         try:
             settings = ContextSettings(
-                num_kv_tokens=256, max_batch_tokens=_PROMPT_TOKENS, max_num_seqs=1, num_threads=2
+                num_kv_tokens=256, max_batch_tokens=_PROMPT_TOKENS, num_seq_ids=1, num_threads=2
             )
             context = LlamaContext(model, settings)
             try:

@@ -9,23 +9,86 @@ from edgerun.errors import ModelError
 from edgerun.llm.request import SeqId
 from edgerun.llm.sequence import Sequence
 
+# ---- operations on the KV cache, done in their order before the step computes
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Free the cells of a sequence id from position `start` on; 0 frees it whole."""
+
+    seq_id: SeqId
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Give `target`, which is empty, the first num_tokens positions of `source`."""
+
+    source: SeqId
+    target: SeqId
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Two sequence ids change places."""
+
+    first: SeqId
+    second: SeqId
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Keep the num_tokens cells of a sequence from position `start` on in host memory, under `key`."""
+
+    seq_id: SeqId
+    key: int
+    start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Put back what was kept under `key` behind the cells that seq_id has; the copy in host memory goes."""
+
+    seq_id: SeqId
+    key: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapDrop:
+    """Forget what was kept under `key`."""
+
+    key: int
+
+
+KvOperation = Remove | Copy | Exchange | SwapOut | SwapIn | SwapDrop
+
+
+# ---- the step
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Compute tokens[start : start + num_tokens] of a sequence; sample after the last if it wants_token."""
+    """Compute tokens[start : start + num_tokens] of a sequence; sample after the last if it wants_token.
+
+    is_decode: its one token is the answer's newest, as against a part of a prompt.
+    """
 
     sequence: Sequence
     seq_id: SeqId
     start: int
     num_tokens: int
     wants_token: bool
+    is_decode: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """removed: sequence ids whose cells must be freed first. chunks: decodes first, then prompt chunks."""
+    """kv_operations: done first, in order. chunks: decodes first, then prompt chunks."""
 
-    removed: tuple[SeqId, ...]
+    kv_operations: tuple[KvOperation, ...]
     chunks: tuple[ScheduledChunk, ...]
 
     @property
@@ -48,15 +111,39 @@ class FailedSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRunnerOutput:
-    """One sampled token for each chunk that wanted one, in the chunks' order, or its failure."""
+class CallTiming:
+    """How long one call of the model took, sampling included."""
 
+    num_decodes: int
+    num_prompt_tokens: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """What was computed: one sampled token for each chunk that wanted one, in their order, or its failure.
+
+    had_room: False when the pool had no room for some chunk; it and all behind it were not computed then.
+    """
+
+    computed: tuple[ScheduledChunk, ...]
     sampled: tuple[SampledToken, ...]
     failed: tuple[FailedSequence, ...] = ()
+    timings: tuple[CallTiming, ...] = ()
+    num_swapped_tokens: int = 0  # moved between the cache and host memory before the step, in swap_s seconds
+    swap_s: float = 0.0
+    had_room: bool = True
 
 
-class NoKvRoom(Exception):
-    """The pool had no room for the step; nothing was computed. Preempt and schedule again."""
+class KvMismatch(Exception):
+    """The cells of a sequence are not what the accounting says, found before anything was computed.
+
+    A sliding window drops old cells, so that a shared prefix may lack its beginning.
+    """
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(f"the cells of request {sequence.request.request_id} are incomplete")
+        self.sequence = sequence
 
 
 class ModelRunner(Protocol):
@@ -67,11 +154,15 @@ class ModelRunner(Protocol):
         ...
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step. Raises NoKvRoom when nothing could be written."""
+        """Compute one step. Raises KvMismatch when nothing was computed."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence ended: drop what was kept for it (its sampler)."""
+        ...
+
+    def check_integrity(self, num_tokens: dict[SeqId, int]) -> None:
+        """Every id holds exactly positions 0 .. num_tokens - 1, all others none. AssertionError if not."""
         ...
 
     def close(self) -> None: ...

@@ -5,6 +5,7 @@ The main loop of the process calls submit, abort, tokenize and close; replies go
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -21,8 +22,9 @@ from edgerun.engine.messages import (
     Tokens,
 )
 from edgerun.errors import ContextLengthExceeded, EngineLost, InvalidRequest
-from edgerun.llm.block_pool import BlockPool
+from edgerun.llm.chunks import ChunkRule
 from edgerun.llm.engine import LlmEngine
+from edgerun.llm.kv_cache import KvCache, KvCacheConfig
 from edgerun.llm.llama_api import LlamaModel
 from edgerun.llm.loader import LoadedLlm
 from edgerun.llm.loop import EngineLoop
@@ -43,14 +45,16 @@ class LlmWorker:
         self._tokenizer = PromptTokenizer(loaded.model, settings.max_model_len)
         self._max_model_len = settings.max_model_len
         self._reply = reply
-        pool = BlockPool(settings.num_kv_tokens // settings.block_size, settings.block_size)
-        limits = SchedulerLimits(
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_model_len=settings.max_model_len,
+        scheduler, kv = make_scheduler(loaded)
+        self._engine = LlmEngine(
+            loop,
+            scheduler,
+            kv,
+            loaded.runner,
+            reply,
+            settings.max_num_seqs,
+            kv_bytes_per_token=loaded.facts.kv_bytes_per_token,
         )
-        scheduler = Scheduler(pool, limits, loaded.info.eog_token_ids)
-        self._engine = LlmEngine(loop, scheduler, pool, loaded.runner, reply, settings.max_num_seqs)
         self._engine.start()
         self._inbox: queue.SimpleQueue[Submit | Tokenize | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -123,15 +127,48 @@ class LlmWorker:
         room = self._max_model_len - len(ids)
         if room < 1:
             raise _too_long(len(ids), self._max_model_len)
-        asked = message.prompt.sampling.max_tokens
+        asked, now_s = message.prompt.sampling.max_tokens, time.monotonic()
         return Request(
             request_id=RequestId(message.request_id),
             prompt_token_ids=tuple(ids),
             sampling=message.prompt.sampling,
             num_max_tokens=room if asked is None else min(asked, room),
             priority=message.prompt.priority,
-            arrival_s=time.monotonic(),
+            arrival_s=now_s,
+            client=message.prompt.client,
+            deadline_s=now_s + message.prompt.deadline_s if message.prompt.deadline_s > 0 else math.inf,
         )
+
+
+def make_scheduler(loaded: LoadedLlm) -> tuple[Scheduler, KvCache]:
+    """The scheduler and the KV cache that fit what was loaded."""
+    resolved, settings = loaded.resolved, loaded.settings
+    blocks_per_sequence = -(-settings.max_model_len // settings.block_size)
+    rule = ChunkRule.of(flash_attention=resolved.has_flash_attention)
+    # On a GPU a deterministic model runs one sequence at a time and reuses nothing.
+    is_exact = loaded.is_deterministic and not loaded.facts.use_gpu
+    kv = KvCache(
+        KvCacheConfig(
+            layout="unified" if resolved.is_unified else "streams",
+            num_blocks=settings.num_kv_tokens // settings.block_size
+            if resolved.is_unified
+            else resolved.num_seq_ids * blocks_per_sequence,
+            num_seq_ids=resolved.num_seq_ids,
+            rule=rule,
+            block_size=settings.block_size,
+            prefix_cache=settings.prefix_cache,
+            exact=is_exact,
+            swap_tokens=settings.swap_space_bytes // max(1, loaded.facts.kv_bytes_per_token),
+        )
+    )
+    limits = SchedulerLimits(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        inter_token_target_s=settings.inter_token_target_ms / 1000,
+        exact=is_exact,
+    )
+    return Scheduler(kv, limits, rule, loaded.info.eog_token_ids), kv
 
 
 class PromptTokenizer:

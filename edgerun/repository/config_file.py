@@ -99,7 +99,9 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "llm.max_num_seqs": (1, 256, False),  # llama.cpp's own limit on sequences
     "llm.max_num_batched_tokens": (1, 1 << 20, False),
     "llm.block_size": (1, 1 << 16, False),
+    "llm.inter_token_target_ms": (1, 600_000, False),
     "llm.num_kv_tokens": (0, 1 << 31, False),
+    "llm.swap_space_bytes": (-1, 1 << 40, False),
     "llm.num_threads": (0, 1024, False),
     # the ranges of the API (edgerun/server/openai.py)
     "llm.sampling.temperature": (0, 2, False),

@@ -12,6 +12,8 @@ from typing import Literal
 ModelKind = Literal["llm", "vision"]
 Requirement = Literal["any", "gpu", "cpu"]
 KvCacheDtype = Literal["f16", "q8_0", "q4_0"]
+KvLayout = Literal["auto", "unified", "streams"]
+FlashAttention = Literal["auto", "on", "off"]
 Layout = Literal["NCHW", "NHWC"]
 ColorOrder = Literal["RGB", "BGR"]
 ResizeMode = Literal["crop", "squash", "letterbox"]
@@ -36,14 +38,20 @@ class LlmSettings:
     """`[llm]` of config.toml. 0 means: decide from the model and the device."""
 
     max_model_len: int = 0  # tokens of prompt plus answer; 0: what the model was trained for
-    max_num_seqs: int = 8  # sequences that run at once
-    # Tokens of one step, decodes and prompt chunks together: how long a long prompt may hold up the others.
-    # On a CPU half of 512 costs 3 % of prefill speed and halves the wait (tests/benchmarks/RESULTS.md).
-    max_num_batched_tokens: int = 256
+    max_num_seqs: int = 16  # sequences that run at once
+    # Most tokens of one step, decodes and prompt chunks together. While answers stream the steps are kept
+    # shorter than this, by inter_token_target_ms.
+    max_num_batched_tokens: int = 512
+    inter_token_target_ms: int = 100  # longest wait between two tokens of a running answer that is aimed at
     block_size: int = 16  # tokens of one KV block
     kv_cache_dtype: KvCacheDtype = "f16"
     num_kv_tokens: int = 0  # size of the KV pool in tokens; 0: from memory
-    num_threads: int = 0  # 0: the physical cores this process may use
+    # One pool for all sequences, shared by tag, or a stream of max_model_len cells for each, shared by copy.
+    kv_layout: KvLayout = "auto"  # auto: what was measured to be fastest on this device
+    flash_attention: FlashAttention = "auto"
+    prefix_cache: bool = True
+    swap_space_bytes: int = -1  # host memory for preempted sequences; 0: recompute them; -1: from memory
+    num_threads: int = 0  # 0: measured, at most the physical cores this process may use
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 

@@ -31,9 +31,7 @@ async def health(state: State) -> Response:
 @router.get("/ready", response_model=None)
 async def ready(state: State) -> Response:
     """200 when a request can be answered now, else 503 with the reason."""
-    reason = state.readiness.reason
-    if not reason and state.engine.state != "ready":
-        reason = f"the engine is {state.engine.state}"
+    reason = state.readiness.reason or state.engine.trouble
     status = "not ready" if reason else "ready"
     body = {"status": status, "reason": reason or None}
     return json_response(msgspec.json.encode(body), 503 if reason else 200)
@@ -56,7 +54,11 @@ async def device(state: State) -> Response:
         "load": load.to_json(),
         "models": [_model(model) for model in loaded],
         "models_size_bytes": sum(model.size_bytes for model in loaded),
-        "engine": {"pid": state.engine.pid, "state": state.engine.state},
+        "engine": {
+            "pid": state.engine.pid,
+            "state": state.engine.state,
+            "reason": state.engine.trouble or None,
+        },
         "scheduler": {"max_num_seqs": max(slots, default=None)},
     }
     return json_response(msgspec.json.encode(body))

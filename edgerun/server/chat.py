@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from typing import Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from edgerun.errors import DeadlineExceeded
 from edgerun.server.answers import AssistantMessage, ChatCompletion, Choice, ChunkWriter, UsageBody
 from edgerun.server.body import needs_json
+from edgerun.server.clients import client_of
 from edgerun.server.errors import json_response, request_id_of
 from edgerun.server.generation import Answer, begin
 from edgerun.server.models import ReadyLlm
@@ -22,18 +26,19 @@ from edgerun.server.state import AppState, State
 from edgerun.text.prompt import Prompt, SamplingParams
 
 router = APIRouter()
+_Result = TypeVar("_Result")
 
 
 @router.post("/v1/chat/completions", dependencies=[Depends(needs_json)], response_model=None)
 async def chat_completions(body: ChatRequest, request: Request, state: State) -> Response:
     """Answer a chat, whole or (`stream`) as server-sent events."""
     if body.stream:
-        return await run_unless_gone(request, _start_stream(body, request_id_of(request), state))
-    return await run_unless_gone(request, _whole(body, state))
+        return await run_unless_gone(request, _start_stream(body, request, state))
+    return await run_unless_gone(request, _whole(body, request, state))
 
 
-async def _whole(body: ChatRequest, state: AppState) -> Response:
-    answer = await _begin(body, state)
+async def _whole(body: ChatRequest, request: Request, state: AppState) -> Response:
+    answer = await _begin(body, request, state)
     async with aclosing(answer.pieces()) as pieces:
         text = "".join([piece async for piece in pieces])
     completion = ChatCompletion(
@@ -46,13 +51,13 @@ async def _whole(body: ChatRequest, state: AppState) -> Response:
     return json_response(completion.encode())
 
 
-async def _start_stream(body: ChatRequest, request_id: str, state: AppState) -> Response:
+async def _start_stream(body: ChatRequest, request: Request, state: AppState) -> Response:
     """The stream, once its first event is there: what fails before is a status, not an event."""
-    answer = await _begin(body, state)
+    answer = await _begin(body, request, state)
     has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     writer = ChunkWriter(_new_id(), int(time.time()), body.model, has_usage)
     events = _events(answer, writer, has_usage)
-    return EventStream(await anext(events), events, request_id)
+    return EventStream(await anext(events), events, request_id_of(request))
 
 
 async def _events(answer: Answer, writer: ChunkWriter, has_usage: bool) -> AsyncGenerator[bytes, None]:
@@ -68,11 +73,49 @@ async def _events(answer: Answer, writer: ChunkWriter, has_usage: bool) -> Async
     yield end + event(b"[DONE]")
 
 
-async def _begin(body: ChatRequest, state: AppState) -> Answer:
-    model = await state.models.llm(body.model)
-    sampling = body.sampling_params(model.spec.llm.sampling)
-    prompt = await render_prompt(model, body.messages, sampling, body.priority or 0)
+async def _begin(body: ChatRequest, request: Request, state: AppState) -> Answer:
+    """Hand the request to the engine with what is left of its deadline, which the engine keeps from there on.
+
+    Raises DeadlineExceeded when nothing is left.
+    """
+    arrival_s = time.monotonic()
+    model, prompt = await _within(body.deadline_ms, _prepare(body, state))
+    left_s = 0.0  # no deadline
+    if body.deadline_ms is not None:
+        left_s = arrival_s + body.deadline_ms / 1000 - time.monotonic()
+        if left_s <= 0:
+            raise _too_late(body.deadline_ms)
+    prompt = msgspec.structs.replace(prompt, client=client_of(request, body.user), deadline_s=left_s)
     return await begin(state.engine, state.metrics, model, prompt, body.stop)
+
+
+async def _prepare(body: ChatRequest, state: AppState) -> tuple[ReadyLlm, Prompt]:
+    model = await state.models.llm(body.model)  # may load it
+    sampling = body.sampling_params(model.spec.llm.sampling)
+    return model, await render_prompt(model, body.messages, sampling, body.priority or 0)
+
+
+async def _within(deadline_ms: int | None, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """The result of `work`; when the deadline comes first, cancels it and raises DeadlineExceeded."""
+    if deadline_ms is None:
+        return await work
+    working = asyncio.ensure_future(work)
+    try:
+        # Not asyncio.wait_for: before Python 3.12 it can lose a cancellation.
+        await asyncio.wait({working}, timeout=deadline_ms / 1000)
+        if not working.done():
+            raise _too_late(deadline_ms)
+        return working.result()
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+def _too_late(deadline_ms: int) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"the model was not ready within the deadline of {deadline_ms} ms; allow more, or load it before",
+        deadline_s=deadline_ms / 1000,
+    )
 
 
 async def render_prompt(

@@ -41,6 +41,10 @@ class Engine(Protocol):
     def state(self) -> EngineState: ...
 
     @property
+    def trouble(self) -> str:
+        """Why a request that comes now will not be answered soon; "" when it will."""
+
+    @property
     def loaded(self) -> Mapping[str, Loaded]: ...
 
     async def start(self) -> None: ...

@@ -55,6 +55,7 @@ TABLE: Mapping[type[errors.EdgerunError], Mapped] = {
     errors.ContextLengthExceeded: Mapped(400, "invalid_request_error", "context_length_exceeded"),
     errors.InvalidImage: Mapped(400, "invalid_request_error", "invalid_image"),
     errors.QueueFull: Mapped(429, "rate_limit_error", "queue_full", is_retryable=True),
+    errors.DeadlineExceeded: Mapped(504, "deadline_exceeded", "deadline_exceeded"),
     errors.EngineLost: Mapped(503, "server_error", "engine_lost", is_retryable=True),
 }
 

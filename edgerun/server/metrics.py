@@ -107,7 +107,7 @@ class ServerMetrics:
         except (EdgerunError, asyncio.TimeoutError):
             self._engine_side.lost()
         else:
-            self._engine_side.update(stats)
+            self._engine_side.update(stats, is_up=not engine.trouble)
         return prometheus_client.generate_latest(self.registry)
 
 
@@ -148,8 +148,9 @@ class EngineCollector(Collector):
         self._gauges: dict[tuple[str, str], float] = {}
         self._is_up = False
 
-    def update(self, stats: Stats) -> None:
-        self._is_up = True
+    def update(self, stats: Stats, *, is_up: bool = True) -> None:
+        """is_up False: it counts, but one of its steps does not end."""
+        self._is_up = is_up
         self._gauges.clear()
         for model, llm in stats.llm.items():
             self._take_llm(model, llm)

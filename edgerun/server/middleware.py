@@ -54,11 +54,16 @@ class ApiKeys:
 
     def accept(self, authorization: str) -> bool:
         """Whether an Authorization header carries one of the keys; takes the same time for each."""
-        scheme, _, key = authorization.partition(" ")
-        # Starlette reads the bytes of a header as Latin-1; clients send UTF-8.
-        given = _digest(key.strip().encode("latin-1") if scheme.lower() == "bearer" else b"")
+        given = _given(authorization)
         matches = [hmac.compare_digest(given, known) for known in self.digests]
         return any(matches)
+
+
+def _given(authorization: str) -> bytes:
+    """The digest of the key in an Authorization header, or of nothing."""
+    scheme, _, key = authorization.partition(" ")
+    # Starlette reads the bytes of a header as Latin-1; clients send UTF-8.
+    return _digest(key.strip().encode("latin-1") if scheme.lower() == "bearer" else b"")
 
 
 def _digest(key: bytes) -> bytes:
@@ -112,7 +117,10 @@ class RequestIdMiddleware:
 
 
 class AccessMiddleware:
-    """Check Host, Origin and the API key of requests that came over TCP."""
+    """Check Host, Origin and the API key of requests that came over TCP.
+
+    Puts a short hash of the key, where keys are asked for, into the scope as edgerun.key (see clients).
+    """
 
     def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
         self._app = app
@@ -122,12 +130,15 @@ class AccessMiddleware:
         if scope["type"] != "http" or not _is_tcp(scope):
             await self._app(scope, receive, send)
             return
-        status, reason = self._refusal(Headers(scope=scope), scope["path"])
+        headers = Headers(scope=scope)
+        status, reason = self._refusal(headers, scope["path"])
         if not status:
+            if self._rules.keys is not None:
+                scope["edgerun.key"] = _given(headers.get("authorization", "")).hex()[:16]
             await self._app(scope, receive, send)
             return
-        headers = {"www-authenticate": "Bearer"} if status == 401 else None
-        await http_error_response(status, reason, headers)(scope, receive, send)
+        answer_headers = {"www-authenticate": "Bearer"} if status == 401 else None
+        await http_error_response(status, reason, answer_headers)(scope, receive, send)
 
     def _refusal(self, headers: Headers, path: str) -> tuple[int, str]:
         """(status, reason), or (0, "") to let it through."""

@@ -178,6 +178,10 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     priority: Annotated[int, Field(ge=-_MAX_INT32, le=_MAX_INT32)] | None = None
+    # How it is scheduled; neither changes the answer.
+    user: Text | None = None  # whose turn it is: the model is shared fairly between users
+    # Our own: milliseconds from the request's arrival in which its answer must be complete.
+    deadline_ms: Annotated[int, Field(ge=1, le=_MAX_INT32)] | None = None
 
     def token_limit(self) -> int | None:
         return self.max_tokens
@@ -216,7 +220,6 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: MaxTokens = None
 
     # Cannot change the answer.
-    user: _Ignored = None
     metadata: _Ignored = None
     store: _Ignored = None
     service_tier: _Ignored = None

@@ -28,6 +28,7 @@ from edgerun.errors import NativeLibraryMissing, ServerStartError
 from edgerun.repository.repository import Repository
 from edgerun.repository.spec import ModelKind
 from edgerun.server.app import create_app
+from edgerun.server.clients import PeerProtocol
 from edgerun.server.engine import Engine
 from edgerun.server.jobs import ReportProgress
 from edgerun.server.metrics import ServerMetrics
@@ -61,6 +62,7 @@ class ServeSettings:
     models: tuple[str, ...] = ()  # names or weights files; none: the whole repository, default models loaded
     api_key_file: Path | None = None
     num_threads: int = 0  # of the engine; 0: decided from the device
+    engine_step_timeout_s: int = 120
     is_deterministic: bool = False
     has_prefix_cache: bool = True
     log_level: str = "info"
@@ -180,7 +182,7 @@ class _Http(uvicorn.Server):
 def _http_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=PeerProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -221,7 +223,11 @@ def make_engine(device: DeviceReport, settings: ServeSettings) -> Engine:
     """The engine process with the providers that the probe chose."""
     from edgerun.engine.client import EngineClient
 
-    return EngineClient(start_message(device, settings), log_level=settings.log_level.upper())
+    return EngineClient(
+        start_message(device, settings),
+        log_level=settings.log_level.upper(),
+        step_timeout_s=settings.engine_step_timeout_s,
+    )
 
 
 def start_message(device: DeviceReport, settings: ServeSettings) -> Start:

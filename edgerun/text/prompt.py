@@ -45,3 +45,5 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     add_bos: bool = True
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     priority: int = 0  # lower goes first, as in vLLM
+    client: str = ""  # who asks: the scheduler shares the model fairly between clients
+    deadline_s: float = 0.0  # seconds from its arrival at the engine in which it must be done; 0: none

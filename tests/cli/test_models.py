@@ -9,7 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgerun.cli.main import cli
+from edgerun.engine.check import CheckedModels, CheckRequest
+from edgerun.engine.messages import LlmTuning
+from edgerun.repository.repository import default_repository
 
+from ..engine.test_check import START
 from ..repository.builders import write_gguf, write_labels, write_onnx
 
 
@@ -58,6 +62,29 @@ def test_add_show_versions_verify_rm(home: Path) -> None:
     assert "is whole" in run("verify", "rgb_logits").stdout
     assert json.loads(run("rm", "rgb_logits", "--yes", "--json").stdout)["is_forgotten"] is True
     assert path.exists()
+
+
+def test_show_tells_what_was_measured(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    root = home / "extra"
+    write_gguf(root / "mine" / "1" / "model.gguf")
+    extra = ("--model-repository", str(root))
+    assert "measured at the first load" in run("show", "mine", *extra).stdout
+    assert json.loads(run("show", "mine", "--json", *extra).stdout)["tuning"] is None
+    request = CheckRequest(default_repository([root]).resolve("mine"), START)
+    tuning = LlmTuning(kv_layout="streams", flash_attention=False, num_threads=2, trials=("one", "two"))
+    checked = CheckedModels()
+    checked.remember(checked.key(request), request, tuning)
+    shown = run("show", "mine", *extra).stdout
+    assert "streams, flash attention off, 2 threads (cpu)" in shown
+    assert "two" in shown
+    assert json.loads(run("show", "mine", "--json", *extra).stdout)["tuning"] == {
+        "provider": "cpu",
+        "kv_layout": "streams",
+        "flash_attention": False,
+        "num_threads": 2,
+        "trials": ["one", "two"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import queue
 import time
 
 from edgerun.engine.messages import Accepted, Failed, Message, Tokens
-from edgerun.llm.block_pool import BlockPool
+from edgerun.llm.chunks import ChunkRule
 from edgerun.llm.engine import LlmEngine
+from edgerun.llm.kv_cache import KvCache, KvCacheConfig
 from edgerun.llm.loop import EngineLoop
 from edgerun.llm.request import RequestId
 from edgerun.llm.scheduler import Scheduler, SchedulerLimits
@@ -51,9 +52,10 @@ class Rig:
     def __init__(self, max_waiting: int = 100) -> None:
         self.inbox, self.runner = Inbox(), FakeRunner()
         self.loop = EngineLoop(lambda error: None)
-        pool = BlockPool(64, 16)
-        scheduler = Scheduler(pool, SchedulerLimits(4, 36, 256, max_waiting), {END})
-        self.engine = LlmEngine(self.loop, scheduler, pool, self.runner, self.inbox.messages.put, 4)
+        rule = ChunkRule.of(flash_attention=False)
+        kv = KvCache(KvCacheConfig("unified", 64, 16, rule))
+        scheduler = Scheduler(kv, SchedulerLimits(4, 36, 256, max_waiting), rule, {END})
+        self.engine = LlmEngine(self.loop, scheduler, kv, self.runner, self.inbox.messages.put, 4)
 
     def start(self) -> None:
         self.loop.start()

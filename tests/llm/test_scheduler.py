@@ -2,54 +2,114 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edgerun.errors import QueueFull
-from edgerun.llm.block_pool import BlockPool
+from edgerun.llm.chunks import ChunkRule
+from edgerun.llm.kv_cache import KvCache, KvCacheConfig
 from edgerun.llm.request import RequestId
 from edgerun.llm.scheduler import Scheduler, SchedulerLimits
 from edgerun.llm.sequence import Sequence, SequenceStatus
-from edgerun.llm.step import ModelRunnerOutput, NoKvRoom, SampledToken
+from edgerun.llm.step import CallTiming, KvMismatch, ModelRunnerOutput, SampledToken
 from edgerun.text.prompt import SamplingParams
 
-from .fakes import END, FakeRunner, expected_answer, make_request
+from .fakes import END, NAN, FakeRunner, expected_answer, make_request
+
+FREE_CUTS = ChunkRule.of(flash_attention=False)
 
 
 class Rig:
-    """A scheduler, a pool and a fake runner, and what came out of them."""
+    """A scheduler, a KV cache and a fake runner with a clock, and what came out of them."""
 
     def __init__(
-        self, num_blocks: int = 64, max_num_seqs: int = 4, budget: int = 36, max_len: int = 256, **limits: int
+        self,
+        num_blocks: int = 64,
+        max_num_seqs: int = 4,
+        budget: int = 36,
+        max_len: int = 256,
+        *,
+        layout: Literal["unified", "streams"] = "unified",
+        prefix_cache: bool = True,
+        exact: bool = False,
+        swap_tokens: int = 0,
+        max_waiting: int = 512,
+        rule: ChunkRule = FREE_CUTS,
+        spare_ids: int = 3,
     ) -> None:
-        self.pool = BlockPool(num_blocks, block_size=16)
-        self.scheduler = Scheduler(
-            self.pool,
-            SchedulerLimits(max_num_seqs, budget, min(max_len, num_blocks * 16), **limits),
-            {END},
+        max_len = min(max_len, num_blocks * 16)
+        if layout == "streams":
+            num_blocks, spare_ids = max_num_seqs * -(-max_len // 16), 0
+        config = KvCacheConfig(
+            layout=layout,
+            num_blocks=num_blocks,
+            num_seq_ids=max_num_seqs + spare_ids,
+            rule=rule,
+            prefix_cache=prefix_cache,
+            exact=exact,
+            swap_tokens=swap_tokens,
         )
-        self.runner = FakeRunner(num_blocks * 16)
+        self.kv = KvCache(config)
+        self.now_s = 0.0
+        self.scheduler = Scheduler(
+            self.kv,
+            SchedulerLimits(max_num_seqs, budget, max_len, max_waiting, exact=exact),
+            rule,
+            {END},
+            clock=lambda: self.now_s,
+        )
+        self.runner = FakeRunner(num_blocks * 16, is_unified=layout == "unified")
         self.answers: dict[int, list[int]] = {}
         self.reasons: dict[int, str] = {}
 
-    def add(self, request_id: int, prompt: list[int], max_tokens: int = 8, priority: int = 0) -> Sequence:
-        sequence = Sequence.of(make_request(request_id, prompt, max_tokens, priority))
+    def add(
+        self, request_id: int, prompt: list[int], max_tokens: int = 8, priority: int = 0, client: str = ""
+    ) -> Sequence:
+        sequence = Sequence.of(make_request(request_id, prompt, max_tokens, priority, client))
         self.scheduler.add(sequence)
         return sequence
 
     def step(self) -> int:
         """One step; the tokens computed."""
+        self.now_s += 0.01
         step = self.scheduler.schedule()
-        for output in self.scheduler.update(step, self.runner.execute(step)):
+        try:
+            result = self.runner.execute(step)
+        except KvMismatch as mismatch:
+            self.scheduler.drop_shared(mismatch.sequence)
+            self.check_integrity()
+            return 1
+        for output in self.scheduler.update(result):
             request_id = output.sequence.request.request_id
             self.answers.setdefault(request_id, []).extend(output.token_ids)
             if output.finish_reason:
-                assert request_id not in self.reasons, "a request ends once"
-                self.reasons[request_id] = output.finish_reason
-        self.scheduler.check_integrity()
+                self.end(request_id, output.finish_reason)
+        for failed in result.failed:
+            self.scheduler.fail(failed.sequence)
+            self.end(failed.sequence.request.request_id, "failed")
+        self.check_integrity()
         return step.num_tokens
+
+    def end(self, request_id: int, reason: str) -> None:
+        assert request_id not in self.reasons, "a request ends once"
+        self.reasons[request_id] = reason
+
+    def check_integrity(self) -> None:
+        self.scheduler.check_integrity()
+
+    def check_idle(self) -> None:
+        """As LlmEngine.idle does: nothing runs, and llama.cpp holds what the accounting says."""
+        for operation in self.kv.take_operations():
+            self.runner._operate(operation)
+        self.check_integrity()
+        self.runner.check_integrity(self.kv.held())
+        assert self.kv.pool.num_available == self.kv.pool.num_blocks
+        assert not self.runner.swapped
+        assert self.kv.num_swapped == 0
 
     def run(self) -> None:
         steps = 0
@@ -57,6 +117,13 @@ class Rig:
             self.step()
             steps += 1
             assert steps < 10_000, "the scheduler makes no progress"
+        self.check_idle()
+
+    def ask(self, request_id: int, prompt: list[int], max_tokens: int = 8) -> Sequence:
+        """Add one request and run until it is done."""
+        sequence = self.add(request_id, prompt, max_tokens)
+        self.run()
+        return sequence
 
 
 def test_answers_equal_those_of_each_request_alone() -> None:
@@ -67,7 +134,6 @@ def test_answers_equal_those_of_each_request_alone() -> None:
     rig.run()
     assert rig.answers == {i: expected_answer(prompt, 10) for i, prompt in prompts.items()}
     assert set(rig.reasons.values()) == {"length"}
-    assert rig.pool.num_free == 64
 
 
 def test_a_running_stream_gets_a_token_in_each_step_beside_a_long_prompt() -> None:
@@ -87,25 +153,6 @@ def test_a_step_never_goes_over_its_token_budget() -> None:
         rig.add(request_id, list(range(1, 90)), max_tokens=4)
     while rig.scheduler.has_work:
         assert 0 < rig.step() <= 36
-
-
-def test_prompt_chunks_end_at_the_same_places_whatever_else_runs() -> None:
-    def borders(rig: Rig, request_id: int) -> list[int]:
-        return [
-            chunk.start + chunk.num_tokens
-            for step in rig.runner.steps
-            for chunk in step.chunks
-            if chunk.sequence.request.request_id == request_id and chunk.start < 100
-        ]
-
-    alone, crowded = Rig(), Rig()
-    alone.add(9, list(range(1, 101)), max_tokens=1)
-    alone.run()
-    for request_id in range(1, 4):
-        crowded.add(request_id, list(range(1, 60)), max_tokens=20)
-    crowded.add(9, list(range(1, 101)), max_tokens=1)
-    crowded.run()
-    assert borders(alone, 9) == borders(crowded, 9) == [32, 64, 96, 100]
 
 
 def test_preempted_sequences_give_the_same_answer_as_uninterrupted_ones() -> None:
@@ -142,7 +189,7 @@ def test_abort_frees_blocks_and_cells_wherever_the_sequence_is() -> None:
     assert rig.scheduler.abort(RequestId(2)) is waiting
     assert rig.scheduler.abort(RequestId(1)) is running
     assert rig.scheduler.abort(RequestId(1)) is None
-    assert rig.pool.num_free == 64
+    assert rig.kv.pool.num_available == 64
     assert not rig.scheduler.has_work
     rig.add(3, [5, 6], max_tokens=3)
     rig.run()
@@ -153,7 +200,7 @@ def test_an_end_token_ends_without_being_shown_or_counted() -> None:
     rig = Rig()
     sequence = rig.add(1, [1, 2], max_tokens=9)
     step = rig.scheduler.schedule()
-    outputs = rig.scheduler.update(step, ModelRunnerOutput((SampledToken(sequence, END),)))
+    outputs = rig.scheduler.update(ModelRunnerOutput(step.chunks, (SampledToken(sequence, END),)))
     assert [(o.token_ids, o.finish_reason) for o in outputs] == [((), "stop")]
 
 
@@ -167,7 +214,7 @@ def test_ignore_eos_goes_on_past_an_end_token() -> None:
     )
     rig.scheduler.add(sequence)
     step = rig.scheduler.schedule()
-    outputs = rig.scheduler.update(step, ModelRunnerOutput((SampledToken(sequence, END),)))
+    outputs = rig.scheduler.update(ModelRunnerOutput(step.chunks, (SampledToken(sequence, END),)))
     assert [(o.token_ids, o.finish_reason) for o in outputs] == [((END,), None)]
 
 
@@ -177,7 +224,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
     rig.add(2, [1])
     with pytest.raises(QueueFull) as refused:
         rig.add(3, [1])
-    assert refused.value.details["retry_after_s"] == 5
+    assert refused.value.details["retry_after_s"] == 1
 
 
 def test_a_step_without_room_preempts_and_the_answers_are_right() -> None:
@@ -185,13 +232,7 @@ def test_a_step_without_room_preempts_and_the_answers_are_right() -> None:
     rig.runner.num_cells = 60  # far fewer cells than the accounting believes
     for request_id in range(1, 4):
         rig.add(request_id, list(range(1, 20)), max_tokens=20)
-    for _ in range(2000):
-        if not rig.scheduler.has_work:
-            break
-        try:
-            rig.step()
-        except NoKvRoom:
-            rig.scheduler.no_room()
+    rig.run()
     assert {i: rig.answers[i] for i in (1, 2, 3)} == {
         i: expected_answer(list(range(1, 20)), 20) for i in (1, 2, 3)
     }
@@ -222,67 +263,337 @@ def test_started_prompts_that_fill_the_pool_do_not_wait_for_each_other_for_ever(
 
 def test_no_room_for_a_lone_sequence_is_an_error_not_an_endless_loop() -> None:
     rig = Rig()
+    rig.runner.num_cells = 1
     rig.add(1, [1, 2])
-    rig.scheduler.schedule()
     with pytest.raises(RuntimeError, match="disagree"):
-        rig.scheduler.no_room()
+        rig.run()
 
 
 def test_limits_that_cannot_work_are_refused() -> None:
-    pool = BlockPool(2, 16)
+    kv = KvCache(KvCacheConfig("unified", 2, 2, FREE_CUTS))
     with pytest.raises(ValueError, match="max_num_batched_tokens"):
-        Scheduler(pool, SchedulerLimits(8, 4, 16), {END})
+        Scheduler(kv, SchedulerLimits(8, 4, 16), FREE_CUTS, {END})
     with pytest.raises(ValueError, match="must fit"):
-        Scheduler(pool, SchedulerLimits(2, 40, 64), {END})
+        Scheduler(kv, SchedulerLimits(2, 40, 64), FREE_CUTS, {END})
+
+
+# ---- prefix sharing
+
+LAYOUTS: tuple[Literal["unified", "streams"], ...] = ("unified", "streams")
+SYSTEM = [1 + i % 40 for i in range(100)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_requests_that_arrive_together_compute_their_common_prefix_once(layout: Literal["unified"]) -> None:
+    rig = Rig(max_num_seqs=8, budget=64, num_blocks=128, layout=layout)
+    prompts = {i: [*SYSTEM, 50 + i, 60 + i, 70 + i] for i in range(1, 9)}
+    sequences = [rig.add(i, prompt, max_tokens=5) for i, prompt in prompts.items()]
+    rig.run()
+    assert rig.answers == {i: expected_answer(prompt, 5) for i, prompt in prompts.items()}
+    assert [s.num_cached >= 96 for s in sequences] == [False] + [True] * 7
+    assert sequences[0].num_cached == 0
+    computed = sum(len(prompt) for prompt in prompts.values()) - sum(s.num_cached for s in sequences)
+    assert rig.runner.num_computed == computed + 8 * 4, "cached_tokens says exactly what was not computed"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_chat_finds_its_whole_history_again(layout: Literal["unified"]) -> None:
+    rig = Rig(layout=layout)
+    history = list(range(1, 60))
+    for turn in range(1, 5):
+        sequence = rig.ask(turn, history, max_tokens=10)
+        assert rig.answers[turn] == expected_answer(history, 10)
+        expected = 0 if turn == 1 else len(history) - 4 - 10 - 1
+        assert sequence.num_cached >= expected // 16 * 16 - 16
+        history = [*history, *rig.answers[turn], 7, 8, 9]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_request_again_computes_next_to_nothing(layout: Literal["unified"]) -> None:
+    rig = Rig(layout=layout)
+    prompt = list(range(1, 100))
+    rig.ask(1, prompt)
+    before = rig.runner.num_computed
+    assert rig.ask(2, prompt).num_cached == (96 if layout == "unified" else 97)
+    assert rig.answers[1] == rig.answers[2]
+    assert rig.runner.num_computed - before <= 3 + 7
+
+
+def test_without_a_prefix_cache_nothing_is_shared() -> None:
+    rig = Rig(prefix_cache=False)
+    rig.ask(1, SYSTEM)
+    assert rig.ask(2, SYSTEM).num_cached == 0
+    assert rig.kv.misses == {"off": 2}
+    assert rig.kv.num_parked == 0
+
+
+def test_misses_are_counted_with_their_reason() -> None:
+    rig = Rig(num_blocks=8, max_len=128)
+    rig.ask(1, [1, 2, 3])
+    rig.ask(2, SYSTEM)
+    rig.ask(3, SYSTEM)
+    rig.ask(4, [9] * 110)  # takes the room
+    rig.ask(5, SYSTEM)
+    assert rig.kv.misses == {"short": 1, "new": 2, "evicted": 1}
+
+
+def test_parked_sequences_give_way_the_least_recently_used_first_and_from_the_tail() -> None:
+    rig = Rig(num_blocks=16, max_len=256)
+    rig.ask(1, [1] * 60, max_tokens=4)
+    rig.ask(2, [2] * 60, max_tokens=4)
+    rig.ask(3, [1] * 60, max_tokens=4)  # the first is fresh again
+    rig.ask(4, [4] * 150, max_tokens=1)  # needs two blocks of the second's
+    assert rig.ask(5, [1] * 60, max_tokens=1).num_cached >= 48
+    assert 0 < rig.ask(6, [2] * 60, max_tokens=1).num_cached <= 32
+
+
+def test_whoever_waits_for_a_prefix_goes_on_when_the_one_computing_it_leaves() -> None:
+    rig = Rig(max_num_seqs=4, budget=36)
+    first = rig.add(1, SYSTEM, max_tokens=3)
+    rig.add(2, [*SYSTEM, 5], max_tokens=3)
+    rig.step()
+    assert rig.scheduler.num_waiting == 1
+    assert rig.scheduler.abort(first.request.request_id) is first
+    rig.run()
+    assert rig.answers[2] == expected_answer([*SYSTEM, 5], 3)
+
+
+def test_incomplete_shared_cells_cost_a_second_computation_not_a_wrong_answer() -> None:
+    rig = Rig()
+    rig.ask(1, SYSTEM)
+    rig.runner.incomplete.add(2)
+    rig.ask(2, SYSTEM)
+    assert rig.answers[2] == expected_answer(SYSTEM, 8)
+
+
+def test_a_failed_sequence_leaves_nothing_behind_for_others() -> None:
+    rig = Rig()
+    rig.ask(1, [*SYSTEM, NAN])
+    assert rig.reasons[1] == "failed"
+    assert rig.kv.num_parked == 0
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("swap_tokens", [0, 200])
+def test_more_than_fits_all_finish_with_the_right_answers(swap_tokens: int, exact: bool) -> None:
+    rig = Rig(num_blocks=16, max_num_seqs=8, swap_tokens=swap_tokens, exact=exact)
+    prompts = {i: [i] * 40 for i in range(1, 13)}
+    for request_id, prompt in prompts.items():
+        rig.add(request_id, prompt, max_tokens=40)
+    rig.run()
+    assert rig.answers == {i: expected_answer(prompt, 40) for i, prompt in prompts.items()}
+    assert rig.scheduler.num_preemptions > 0
+    assert (rig.scheduler.num_swaps > 0) == (swap_tokens > 0)
+
+
+def test_only_the_tail_is_swapped_where_the_prefix_is_shared() -> None:
+    rig = Rig(num_blocks=16, max_num_seqs=4, swap_tokens=1000)
+    for request_id in range(1, 5):
+        rig.add(request_id, [*SYSTEM, request_id, request_id], max_tokens=60)
+    while not rig.kv.num_swapped:
+        rig.step()
+    assert 0 < rig.kv.num_swapped_tokens < 100
+    rig.run()
+    for request_id in range(1, 5):
+        assert rig.answers[request_id] == expected_answer([*SYSTEM, request_id, request_id], 60)
+
+
+def test_an_urgent_request_takes_the_place_of_a_less_urgent_one() -> None:
+    rig = Rig(max_num_seqs=1, layout="streams", swap_tokens=500)
+    rig.add(1, SYSTEM, max_tokens=30, priority=1)
+    for _ in range(8):
+        rig.step()
+    rig.add(2, [3, 4, 5], max_tokens=2, priority=0)
+    rig.run()
+    assert list(rig.reasons) == [2, 1]
+    assert rig.answers[1] == expected_answer(SYSTEM, 30)
+
+
+def test_waste_stays_below_one_block_a_sequence() -> None:
+    rig = Rig(num_blocks=512, max_num_seqs=8, budget=64, max_len=1024)
+    for request_id in range(1, 9):
+        rig.add(request_id, [request_id] * 600, max_tokens=30)
+    while rig.scheduler.has_work:
+        rig.step()
+        held = sum(len(cells) for cells in rig.runner.cells.values())
+        if held > 1000:
+            assert rig.kv.waste() < 0.04
+
+
+# ---- time
+
+
+def test_prompt_chunks_shrink_so_that_running_answers_meet_their_target() -> None:
+    rig = Rig(max_num_seqs=4, budget=512, num_blocks=256, max_len=2048)
+    rig.add(1, [1, 2, 3], max_tokens=200)
+    for _ in range(3):
+        rig.step()
+    cost = rig.scheduler.planner.cost
+    for _ in range(20):  # 10 ms a decode, 1 ms a prompt token
+        cost.see(ModelRunnerOutput((), (), timings=(CallTiming(1, 0, 0.01), CallTiming(0, 64, 0.069))))
+    rig.add(2, list(range(1, 1500)), max_tokens=1)
+    sizes = []
+    for _ in range(5):
+        step = rig.scheduler.schedule()
+        sizes.append(step.num_tokens - 1)
+        took = tuple(
+            CallTiming(1, 0, 0.01)
+            if c.is_decode
+            else CallTiming(0, c.num_tokens, 0.005 + 0.001 * c.num_tokens)
+            for c in step.chunks
+        )
+        result = rig.runner.execute(step)
+        rig.scheduler.update(ModelRunnerOutput(result.computed, result.sampled, timings=took))
+    # 0.9 of 100 ms, less 10 ms for the decode and 5 ms that any call costs: 75 tokens, in whole blocks
+    assert set(sizes) == {64}
+
+
+def test_a_short_prompt_need_not_wait_for_a_long_one() -> None:
+    rig = Rig(max_num_seqs=4, budget=36, num_blocks=128, max_len=1024)
+    rig.add(1, list(range(1, 900)), max_tokens=2)
+    rig.step()
+    rig.add(2, [1, 2, 3, 4], max_tokens=2)
+    rig.run()
+    assert list(rig.reasons) == [2, 1]
+
+
+def test_a_long_prompt_goes_on_though_short_ones_keep_coming() -> None:
+    rig = Rig(max_num_seqs=4, budget=36, num_blocks=128, max_len=1024)
+    rig.add(1, list(range(1, 300)), max_tokens=2)
+    rig.step()
+    for request_id in range(2, 200):
+        rig.add(request_id, [request_id] * 20, max_tokens=1)
+        rig.step()
+        if 1 in rig.reasons:
+            break
+    assert rig.reasons[1] == "length"
+
+
+def test_one_client_with_many_requests_does_not_starve_another_with_one() -> None:
+    rig = Rig(max_num_seqs=2)
+    for request_id in range(1, 51):
+        rig.add(request_id, [request_id] * 5, max_tokens=6, client="many")
+    rig.step()
+    rig.add(99, [1, 2, 3], max_tokens=6, client="one")
+    rig.run()
+    assert list(rig.reasons).index(99) <= 4
+
+
+def test_what_is_late_ends_wherever_it_is() -> None:
+    rig = Rig(max_num_seqs=1)
+    running, waiting = rig.add(1, [1, 2], max_tokens=50), rig.add(2, [1, 2], max_tokens=50)
+    for sequence, deadline_s in ((running, 5.0), (waiting, 3.0)):
+        object.__setattr__(sequence.request, "deadline_s", deadline_s)
+    rig.step()
+    assert rig.scheduler.expire() == []
+    rig.now_s = 5.0
+    assert running in rig.scheduler.expire()
+
+
+@pytest.mark.parametrize("ids", [[0, 2], [1, 3], [0, 1, 3]])
+def test_answers_that_run_together_are_moved_to_neighbouring_streams(ids: list[int]) -> None:
+    rig = Rig(max_num_seqs=4, layout="streams")
+    for request_id in range(4):
+        rig.add(request_id, [request_id + 1] * 20, max_tokens=100 if request_id in ids else 3)
+    for _ in range(20):
+        rig.step()
+    (*_, last) = rig.runner.steps
+    found = sorted(chunk.seq_id for chunk in last.chunks)
+    assert len(found) == len(ids)
+    assert found == list(range(found[0], found[0] + len(ids)))
+    rig.run()
+    for request_id in ids:
+        assert rig.answers[request_id] == expected_answer([request_id + 1] * 20, 100)
 
 
 class SchedulerFuzz(RuleBasedStateMachine):
-    """Add, step and abort in any order: blocks and ids are conserved, answers are right, all ends once."""
-
-    limits = {"max_num_seqs": 3, "budget": 36}  # noqa: RUF012
+    """Add, step, abort, fail and lack of room in any order: blocks and ids are conserved, answers are right,
+    each request ends once, and nobody waits for ever."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig = Rig(num_blocks=10, max_len=96, **self.limits)
+        self.rig = self.make_rig()
         self.prompts: dict[int, tuple[list[int], int]] = {}
         self.aborted: set[int] = set()
 
-    @rule(length=st.integers(1, 70), max_tokens=st.integers(1, 20), priority=st.integers(0, 2))
-    def add(self, length: int, max_tokens: int, priority: int) -> None:
-        request_id = len(self.prompts) + 1
-        prompt = [1 + (request_id * 7 + i) % 50 for i in range(length)]
-        self.prompts[request_id] = (prompt, max_tokens)
-        self.rig.add(request_id, prompt, max_tokens, priority)
+    def make_rig(self) -> Rig:
+        return Rig(num_blocks=10, max_len=96, max_num_seqs=3, budget=36)
 
-    @rule()
-    def step(self) -> None:
-        if self.rig.scheduler.has_work:
-            assert self.rig.step() > 0
+    @rule(
+        length=st.integers(1, 70),
+        family=st.integers(0, 2),
+        own=st.integers(0, 20),
+        max_tokens=st.integers(1, 20),
+        priority=st.integers(0, 2),
+    )
+    def add(self, length: int, family: int, own: int, max_tokens: int, priority: int) -> None:
+        request_id = len(self.prompts) + 1
+        common = [1 + (family * 7 + i) % 50 for i in range(length)]
+        prompt = [*common, *(1 + (request_id + i) % 50 for i in range(min(own, 75 - length)))]
+        self.prompts[request_id] = (prompt, max_tokens)
+        self.rig.add(request_id, prompt, max_tokens, priority, client=f"client {family}")
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            if self.rig.scheduler.has_work:
+                self.rig.step()
 
     @rule(which=st.integers(1, 30))
     def abort(self, which: int) -> None:
         if self.rig.scheduler.abort(RequestId(which)) is not None:
             self.aborted.add(which)
 
+    @rule(which=st.integers(1, 30))
+    def lose_shared_cells(self, which: int) -> None:
+        self.rig.runner.incomplete.add(which)
+
+    @rule(num_cells=st.integers(97, 160))
+    def have_less_room(self, num_cells: int) -> None:
+        if self.rig.runner.is_unified:
+            self.rig.runner.num_cells = num_cells
+
     @invariant()
     def blocks_and_ids_are_conserved(self) -> None:
-        self.rig.scheduler.check_integrity()
+        self.rig.check_integrity()
 
     def teardown(self) -> None:
         self.rig.run()
-        assert self.rig.pool.num_free == 10
         for request_id, (prompt, max_tokens) in self.prompts.items():
             if request_id not in self.aborted:
                 assert self.rig.answers[request_id] == expected_answer(prompt, max_tokens)
 
 
-class ManyChunksFuzz(SchedulerFuzz):
-    """Chunks of 16 tokens, four in a step: several prompts are started at once."""
+class SwapFuzz(SchedulerFuzz):
+    def make_rig(self) -> Rig:
+        return Rig(num_blocks=10, max_len=96, max_num_seqs=3, budget=36, swap_tokens=100)
 
-    limits = {"max_num_seqs": 40, "budget": 64}  # noqa: RUF012
+
+class ManyChunksFuzz(SchedulerFuzz):
+    """Many ids and little room: several prompts are started at once."""
+
+    def make_rig(self) -> Rig:
+        return Rig(num_blocks=10, max_len=96, max_num_seqs=40, budget=64, rule=ChunkRule(16, has_tail=True))
+
+
+class StreamsFuzz(SchedulerFuzz):
+    def make_rig(self) -> Rig:
+        return Rig(max_len=96, max_num_seqs=3, budget=64, layout="streams", swap_tokens=200)
+
+
+class ExactFuzz(SchedulerFuzz):
+    def make_rig(self) -> Rig:
+        return Rig(max_len=96, max_num_seqs=3, budget=64, layout="streams", exact=True, swap_tokens=60)
 
 
 TestSchedulerFuzz = SchedulerFuzz.TestCase
+TestSwapFuzz = SwapFuzz.TestCase
 TestManyChunksFuzz = ManyChunksFuzz.TestCase
-for case in (TestSchedulerFuzz, TestManyChunksFuzz):
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStreamsFuzz = StreamsFuzz.TestCase
+TestExactFuzz = ExactFuzz.TestCase
+# At least 10,000 steps in all: 5 kinds, 100 examples, up to 40 rules of up to 12 steps, and a run to the end.
+for case in (TestSchedulerFuzz, TestSwapFuzz, TestManyChunksFuzz, TestStreamsFuzz, TestExactFuzz):
+    case.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

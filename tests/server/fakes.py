@@ -57,6 +57,11 @@ LLM_INFO = LlmInfo(
     max_model_len=MAX_MODEL_LEN,
     max_num_seqs=4,
     num_kv_tokens=4 * MAX_MODEL_LEN,
+    kv_layout="unified",
+    flash_attention=True,
+    num_threads=2,
+    prefix_cache=True,
+    prefix_cache_reason="",
     chat_template="",
     bos_text="",
     eos_text="<|im_end|>",
@@ -149,6 +154,7 @@ class FakeEngine:
     stats_now: Stats | None = None
     pid: int | None = 4711
     state: str = "ready"
+    stuck: str = ""  # what is wrong with an engine that runs
     loaded: dict[str, Loaded] = field(default_factory=dict)
     running: set[FakeGeneration] = field(default_factory=set)
     prompts: list[Prompt] = field(default_factory=list)
@@ -156,6 +162,10 @@ class FakeEngine:
     num_steps: int = 0
     num_cancelled: int = 0
     load_gate: asyncio.Event | None = None
+
+    @property
+    def trouble(self) -> str:
+        return self.stuck if self.state == "ready" else f"the engine is {self.state}"
 
     async def start(self) -> None:
         self.state = "ready"

@@ -16,6 +16,7 @@ import httpx
 import uvicorn
 
 from edgerun.server.app import create_app
+from edgerun.server.clients import PeerProtocol
 from edgerun.server.metrics import ServerMetrics
 from edgerun.server.middleware import AccessRules
 from edgerun.server.models import ModelManager
@@ -76,7 +77,7 @@ def running(
         manager = ModelManager(repository, engine, device)  # type: ignore[arg-type]
         state = AppState(engine, manager, device, ServerMetrics(), Readiness(readiness), image_pool)
         app = create_app(state, rules)
-        config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None)
+        config = uvicorn.Config(app, http=PeerProtocol, ws="none", lifespan="off", log_config=None)
         server = _Http(config)
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_until_complete, args=(server.serve([unix, tcp]),))

@@ -24,15 +24,22 @@ def test_a_probe_that_wants_no_body_is_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "state", "status"),
-    [("", "ready", 200), ("loading parrot", "ready", 503), ("", "restarting", 503)],
+    ("reason", "state", "stuck", "shown"),
+    [
+        ("", "ready", "", None),
+        ("loading parrot", "ready", "", "loading parrot"),
+        ("", "restarting", "", "the engine is restarting"),
+        ("", "ready", "no answer for 4 s", "no answer for 4 s"),
+    ],
 )
-def test_ready_says_why_not(reason: str, state: str, status: int) -> None:
-    with running(FakeEngine(state=state), readiness=reason) as server:
-        answer = server.client.get("/ready")
-    assert answer.status_code == status
-    if status == 503:
-        assert (reason or state) in answer.json()["reason"]
+def test_ready_says_why_not(reason: str, state: str, stuck: str, shown: str | None) -> None:
+    with running(FakeEngine(state=state, stuck=stuck), readiness=reason) as server:
+        answer, device = (server.client.get(path) for path in ("/ready", "/v1/device"))
+        health = server.client.get("/health")
+    assert (answer.status_code, answer.json()["reason"]) == (503 if shown else 200, shown)
+    assert health.status_code == 200
+    if not reason:  # the server's own reasons are not the engine's
+        assert device.json()["engine"]["reason"] == shown
 
 
 def test_device_tells_report_load_and_what_runs() -> None:
@@ -42,7 +49,7 @@ def test_device_tells_report_load_and_what_runs() -> None:
         body = server.client.get("/v1/device").json()
     assert body["cpu"]["cores_usable"] == 2
     assert {choice["provider"] for choice in body["providers"]} == {"cuda", "cpu", "CPUExecutionProvider"}
-    assert body["engine"] == {"pid": 4711, "state": "ready"}
+    assert body["engine"] == {"pid": 4711, "state": "ready", "reason": None}
     assert body["scheduler"] == {"max_num_seqs": 4}
     assert body["models"] == [
         {

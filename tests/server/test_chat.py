@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from edgerun.errors import EngineLost, QueueFull
+from edgerun.errors import DeadlineExceeded, EngineLost, QueueFull
 
 from .fakes import MAX_MODEL_LEN, FakeEngine
 from .harness import Running, chat_body, error_of, events_of, running
@@ -222,12 +222,62 @@ def test_get_on_chat_is_a_405(server: Running) -> None:
     assert error_of(server.client.get("/v1/chat/completions"), 405)["code"] == "method_not_allowed"
 
 
-def test_a_full_queue_is_a_429_that_says_when() -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_full_queue_is_a_429_that_says_when(streamed: bool) -> None:
     error = QueueFull("8 requests wait already", retry_after_s=2.2)
     with running(FakeEngine(error_on_generate=error)) as server:
-        response = server.chat(stream=True)
+        response = server.chat(stream=streamed)
     assert error_of(response, 429)["code"] == "queue_full"
     assert response.headers["retry-after"] == "3"
+
+
+# ---- deadlines
+
+
+def late(prompt: object) -> Iterator[tuple[list[int], str | None]]:
+    """The engine's side of a deadline that passes after two tokens."""
+    yield [65], None
+    yield [66], None
+    raise DeadlineExceeded("the deadline passed", deadline_s=1.0)
+
+
+def test_the_engine_is_told_what_is_left_of_a_deadline() -> None:
+    with running() as server:
+        server.chat()
+        server.chat(deadline_ms=60_000)
+        none, some = (prompt.deadline_s for prompt in server.engine.prompts)
+    assert none == 0
+    assert 0 < some < 60
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_model_that_loads_for_longer_than_the_deadline_is_a_504(streamed: bool) -> None:
+    engine = FakeEngine()
+    with running(engine) as server:
+        engine.load_gate = asyncio.Event()
+        error = error_of(server.chat(deadline_ms=50, stream=streamed), 504)
+        assert (error["type"], error["code"]) == ("deadline_exceeded", "deadline_exceeded")
+        assert "50 ms" in str(error["message"])
+        assert engine.prompts == []
+        server.on_loop(engine.load_gate.set)
+        assert server.chat(deadline_ms=60_000).status_code == 200, "the load went on meanwhile"
+
+
+def test_a_deadline_that_passes_in_the_engine_is_a_504_or_an_error_event() -> None:
+    engine = FakeEngine()
+    engine.steps_for = late  # type: ignore[method-assign, assignment]
+    with running(engine) as server:
+        assert error_of(server.chat(deadline_ms=1000), 504)["code"] == "deadline_exceeded"
+        events = events_of(server.chat(deadline_ms=1000, stream=True))
+    assert "[DONE]" not in events
+    assert text_of([json.loads(event) for event in events[:-1]]) == "AB"
+    assert json.loads(events[-1])["error"]["code"] == "deadline_exceeded"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_deadline_that_passes_in_the_queue_is_a_504(streamed: bool) -> None:
+    with running(FakeEngine(error_on_generate=DeadlineExceeded("late", deadline_s=1.0))) as server:
+        assert error_of(server.chat(deadline_ms=1000, stream=streamed), 504)["code"] == "deadline_exceeded"
 
 
 # ---- an engine that dies

@@ -48,6 +48,13 @@ def test_clients_are_told_not_to_repeat_what_cannot_work() -> None:
     assert response.headers["x-should-retry"] == "false"
 
 
+def test_a_missed_deadline_is_a_504_that_clients_do_not_repeat() -> None:
+    response = response_of(errors.DeadlineExceeded("late", deadline_s=0.5))
+    assert (response.status_code, response.headers["x-should-retry"]) == (504, "false")
+    error = json.loads(bytes(response.body))["error"]
+    assert (error["type"], error["code"]) == ("deadline_exceeded", "deadline_exceeded")
+
+
 def test_details_fill_param_and_code() -> None:
     error = errors.InvalidRequest("bad", param="stop", code="too_many")
     body = json.loads(bytes(response_of(error).body))["error"]

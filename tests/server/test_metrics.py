@@ -88,6 +88,11 @@ def test_a_stuck_engine_does_not_hang_the_scrape() -> None:
         assert scrape(server)["edgerun_engine_up{}"] == 0
 
 
+def test_an_engine_that_counts_but_whose_step_does_not_end_is_not_up() -> None:
+    with running(FakeEngine(stuck="one step has taken 60 s")) as server:
+        assert scrape(server)["edgerun_engine_up{}"] == 0
+
+
 @pytest.mark.parametrize("lives", [[3, 8], [3, 8, 2, 5], [10, 0, 10]])
 def test_counters_add_up_over_the_lives_of_the_engine(lives: list[int]) -> None:
     collector = EngineCollector()

@@ -63,6 +63,12 @@ def server() -> Iterator[Running]:
         ({"min_p": 2}, "min_p"),
         ({"top_k": -5}, "top_k"),
         ({"repeat_penalty": 0}, "repeat_penalty"),
+        ({"user": 7}, "user"),
+        ({"deadline_ms": 0}, "deadline_ms"),
+        ({"deadline_ms": -1}, "deadline_ms"),
+        ({"deadline_ms": 1.5}, "deadline_ms"),
+        ({"deadline_ms": "1000"}, "deadline_ms"),
+        ({"deadline_ms": 2**31}, "deadline_ms"),
     ],
 )
 def test_a_bad_field_is_refused_by_name(server: Running, fields: dict[str, object], param: str) -> None:
@@ -83,6 +89,7 @@ def test_an_unknown_field_is_offered_its_neighbour(server: Running) -> None:
         {"user": "me", "metadata": {"a": "b"}, "store": True, "parallel_tool_calls": True},
         {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "tool_choice": "auto"},
         {"temperature": None, "top_p": None, "stop": None, "seed": None, "logit_bias": None, "n": None},
+        {"user": None, "deadline_ms": None},
         {"presence_penalty": -1.5, "frequency_penalty": -1.5, "logit_bias": {}},
     ],
 )

@@ -1,0 +1,61 @@
+"""Where a prompt may be cut, so that the same prompt gives the same logits however it was cut. Pure Python.
+
+llama.cpp's CPU kernels fall in classes by the number of tokens of a call; within a class the split changes no
+bit of the logits, between classes it does (SmolLM2-135M, 512 tokens: greatest difference 0.0 against 0.4 to
+0.8). Without flash attention and each sequence in its own stream: one token against several. With flash
+attention: fewer than 64 against 64 or more. So a body of the prompt is cut into pieces of at least
+`min_chunk`, and, with flash attention, a short tail is always a piece of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BLOCK = 16  # cut at multiples of this where there is a choice: whole blocks can be shared early
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRule:
+    """min_chunk: fewest tokens of a call in the class of long ones. has_tail: see the module."""
+
+    min_chunk: int
+    has_tail: bool
+
+    @classmethod
+    def of(cls, *, flash_attention: bool) -> ChunkRule:
+        return cls(64, has_tail=True) if flash_attention else cls(2, has_tail=False)
+
+    def body_end(self, num_tokens: int) -> int:
+        """Where the tail of a prompt of num_tokens begins; its end where it has none."""
+        return (num_tokens - 1) // BLOCK * BLOCK if self.has_tail else num_tokens
+
+    def reusable(self, num_found: int, num_tokens: int) -> int:
+        """How many of num_found leading tokens may be reused so that the rest falls in the same classes as
+        in a cold run; 0 .. num_tokens - 1."""
+        end = self.body_end(num_tokens)
+        num_found = min(num_found, end if self.has_tail else num_tokens - 1)
+        if num_found == end or end < self.min_chunk:  # no body is left, or it is short anyway
+            return num_found
+        longest = end - self.min_chunk
+        if num_found <= longest:
+            return num_found
+        return max(0, longest // BLOCK * BLOCK if self.has_tail else longest)
+
+    def size(self, start: int, num_tokens: int, room: int, *, most: int = 0) -> int:
+        """Tokens of the next piece of tokens[:num_tokens] from start on, at most `room`; 0: none fits.
+
+        most: rather the smallest allowed piece than none, if it is not over this.
+        """
+        end = self.body_end(num_tokens)
+        left = end - start if start < end else num_tokens - start
+        if left <= room:
+            return left
+        is_body = self.min_chunk <= end
+        least = self.min_chunk if is_body and start < end else 1
+        if left < 2 * least:  # cutting would leave a piece of the other class
+            return min(left, most)
+        smallest = -(-max(least, BLOCK) // BLOCK) * BLOCK
+        size = (start + room) // BLOCK * BLOCK - start
+        if size < smallest:
+            size = min(smallest, most)
+        return left - least if size > 0 and left - size < least else size
