@@ -26,6 +26,8 @@ from edgerun.repository.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
+_MAX_CHECKS = 3
+
 
 class CheckRequest(msgspec.Struct, frozen=True):
     spec: ModelSpec
@@ -45,6 +47,13 @@ class CheckedModel(msgspec.Struct, frozen=True):
     about: str
     provider: str
     tuning: LlmTuning | None = None
+    num_checks: int = 1
+
+    @property
+    def is_settled(self) -> bool:
+        """What was measured beside other programs is measured again at the next load, but not for ever."""
+        is_doubtful = self.tuning is not None and self.tuning.was_busy
+        return not is_doubtful or self.num_checks >= _MAX_CHECKS
 
 
 class CheckedModels:
@@ -77,8 +86,9 @@ class CheckedModels:
 
     def remember(self, key: str, request: CheckRequest, tuning: LlmTuning | None) -> None:
         known = self._read()
-        known.pop(key, None)  # the last one stands last
-        known[key] = CheckedModel(_about(request.spec), _provider(request), tuning)
+        before = known.pop(key, None)  # the last one stands last
+        num_checks = before.num_checks + 1 if before is not None else 1
+        known[key] = CheckedModel(_about(request.spec), _provider(request), tuning, num_checks)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary = self.path.with_suffix(f".{os.getpid()}")
@@ -123,7 +133,7 @@ async def check_model(spec: ModelSpec, start: Start, checked: CheckedModels) -> 
     a signal."""
     request = CheckRequest(spec, start)
     key = checked.key(request)
-    if (known := checked.find(key)) is not None:
+    if (known := checked.find(key)) is not None and known.is_settled:
         return known.tuning
     child = await asyncio.create_subprocess_exec(
         sys.executable,

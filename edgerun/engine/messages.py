@@ -51,13 +51,15 @@ class Start(Message, frozen=True):
 class LlmTuning(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured to be fastest for one model on one device (see llm/tuning.py).
 
-    trials: one readable line for each combination that was tried, the chosen one first.
+    trials: one readable line for each combination that was tried, the chosen one first. was_busy: other
+    programs ran meanwhile, so it is worth measuring again.
     """
 
     kv_layout: Literal["unified", "streams"]
     flash_attention: bool
     num_threads: int
     trials: tuple[str, ...] = ()
+    was_busy: bool = False
 
 
 class Submit(RequestMessage, frozen=True):

@@ -334,7 +334,7 @@ class LlamaContext(LlamaSequences):
                 path=model.path,
             )
         super().__init__(api, handle, num_seq_ids=settings.num_seq_ids, unified=settings.unified)
-        self.settings, self._num_vocab = settings, model.num_tokens
+        self.settings, self._row = settings, ctypes.c_float * model.num_tokens
         if not self._memory:  # BERT and its kind, and diffusion models: nothing is kept to continue from
             self.close()
             raise ModelLoadFailed(f"{model.path} {NOT_GENERATING}", path=model.path)
@@ -362,4 +362,7 @@ class LlamaContext(LlamaSequences):
     def logits(self, batch_index: int) -> NDArray[np.float32]:
         """(vocabulary,) float32: a view on llama.cpp's buffer, valid until the next decode."""
         pointer = self._api.llama_get_logits_ith(self.handle, batch_index)
-        return np.ctypeslib.as_array(pointer, shape=(self._num_vocab,))
+        # np.ctypeslib.as_array makes a type each time: 40 us, against 3 us for this.
+        row: Any = self._row.from_address(ctypes.addressof(pointer.contents))
+        view: NDArray[np.float32] = np.frombuffer(row, dtype=np.float32)
+        return view

@@ -6,6 +6,7 @@ vLLM's: bias, penalties, temperature, min-p, top-k, top-p.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -47,8 +48,8 @@ class Sampler:
                 self._penalise(logits, tokens, num_prompt_tokens)
             if wants_more:
                 logits[self._end_tokens] = -np.inf
-        best = int(np.argmax(logits))  # the first NaN where there is one
-        if not np.isfinite(logits[best]):
+        best = int(logits.argmax())  # the first NaN where there is one
+        if not math.isfinite(logits[best]):
             raise ModelError(
                 "the model computed scores that are not finite (NaN or infinity): its file is damaged, "
                 "or too coarsely quantised for this prompt"

@@ -196,7 +196,7 @@ def tune(
     winner = choose(of_threads, _MIN_GAIN_OF_FEWER_THREADS)
     others += [trial for trial in of_threads if trial.candidate != winner.candidate]
     others.sort(key=lambda trial: trial.relative_to(winner))
-    return _tuning(winner.candidate, [*map(str, (winner, *others)), *notes])
+    return _tuning(winner.candidate, [*map(str, (winner, *others)), *notes], was_busy=is_busy)
 
 
 def _take_turns(turns: list[tuple[Probe, int]], deadline_s: float, clock: Callable[[], float]) -> None:
@@ -209,12 +209,13 @@ def _take_turns(turns: list[tuple[Probe, int]], deadline_s: float, clock: Callab
             break
 
 
-def _tuning(candidate: Candidate, trials: list[str]) -> LlmTuning:
+def _tuning(candidate: Candidate, trials: list[str], *, was_busy: bool = False) -> LlmTuning:
     return LlmTuning(
         kv_layout=candidate.layout,
         flash_attention=candidate.flash_attention,
         num_threads=candidate.num_threads,
         trials=tuple(trials),
+        was_busy=was_busy,
     )
 
 

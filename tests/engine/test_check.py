@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edgerun.engine.check import CheckedModels, CheckRequest, check_model
@@ -41,6 +42,23 @@ def test_what_was_measured_is_remembered_and_needs_no_child(checked: CheckedMode
     checked.remember(checked.key(request), request, TUNING)
     assert checked.tuning_of(spec) == ("cpu", TUNING)
     assert asyncio.run(check_model(spec, START, CheckedModels(checked.path))) == TUNING
+
+
+def test_what_was_measured_beside_other_programs_is_measured_again_but_not_for_ever(
+    checked: CheckedModels, spec: ModelSpec
+) -> None:
+    request = CheckRequest(spec, START)
+    settled = []
+    for _ in range(3):
+        checked.remember(checked.key(request), request, replace_tuning(was_busy=True))
+        known = checked.find(checked.key(request))
+        assert known is not None
+        settled.append(known.is_settled)
+    assert settled == [False, False, True]
+
+
+def replace_tuning(**changes: bool) -> LlmTuning:
+    return msgspec.structs.replace(TUNING, **changes)
 
 
 def test_a_model_with_nothing_to_choose_is_remembered_too(checked: CheckedModels, spec: ModelSpec) -> None:
