@@ -3,8 +3,9 @@
 llama.cpp's CPU kernels fall in classes by the number of tokens of a call; within a class the split changes no
 bit of the logits, between classes it does (SmolLM2-135M, 512 tokens: greatest difference 0.0 against 0.4 to
 0.8). Without flash attention and each sequence in its own stream: one token against several. With flash
-attention: fewer than 64 against 64 or more. So a body of the prompt is cut into pieces of at least
-`min_chunk`, and, with flash attention, a short tail is always a piece of its own.
+attention: fewer than 64 against 64 or more. So the body of a prompt is cut into pieces of at least
+`min_chunk`, and a short tail is always a piece of its own: with flash attention up to a block, else its last
+token, which then rides with the decodes of others whether the rest was computed or found in the cache.
 """
 
 from __future__ import annotations
@@ -16,30 +17,29 @@ BLOCK = 16  # cut at multiples of this where there is a choice: whole blocks can
 
 @dataclass(frozen=True, slots=True)
 class ChunkRule:
-    """min_chunk: fewest tokens of a call in the class of long ones. has_tail: see the module."""
+    """min_chunk: fewest tokens of a piece of the body. tail_block: the tail begins at the last multiple of
+    this before the prompt's end."""
 
     min_chunk: int
-    has_tail: bool
+    tail_block: int
 
     @classmethod
     def of(cls, *, flash_attention: bool) -> ChunkRule:
-        return cls(64, has_tail=True) if flash_attention else cls(2, has_tail=False)
+        return cls(64, BLOCK) if flash_attention else cls(2, 1)
 
     def body_end(self, num_tokens: int) -> int:
-        """Where the tail of a prompt of num_tokens begins; its end where it has none."""
-        return (num_tokens - 1) // BLOCK * BLOCK if self.has_tail else num_tokens
+        """Where the tail of a prompt of num_tokens begins."""
+        return (num_tokens - 1) // self.tail_block * self.tail_block
 
     def reusable(self, num_found: int, num_tokens: int) -> int:
         """How many of num_found leading tokens may be reused so that the rest falls in the same classes as
         in a cold run; 0 .. num_tokens - 1."""
         end = self.body_end(num_tokens)
-        num_found = min(num_found, end if self.has_tail else num_tokens - 1)
+        num_found = min(num_found, end)
         if num_found == end or end < self.min_chunk:  # no body is left, or it is short anyway
             return num_found
-        longest = end - self.min_chunk
-        if num_found <= longest:
-            return num_found
-        return max(0, longest // BLOCK * BLOCK if self.has_tail else longest)
+        longest = (end - self.min_chunk) // self.tail_block * self.tail_block
+        return min(num_found, longest)
 
     def size(self, start: int, num_tokens: int, room: int, *, most: int = 0) -> int:
         """Tokens of the next piece of tokens[:num_tokens] from start on, at most `room`; 0: none fits.

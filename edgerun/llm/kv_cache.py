@@ -381,6 +381,10 @@ class KvCache:
         return operations
 
     @property
+    def has_operations(self) -> bool:
+        return bool(self._operations)
+
+    @property
     def num_parked(self) -> int:
         return len(self._parked)
 

@@ -107,9 +107,6 @@ class LlamaRunner:
             if in_order:
                 yield in_order
             return
-        decodes = [chunk for chunk in in_order if chunk.is_decode]
-        if decodes:
-            yield decodes
         call: list[ScheduledChunk] = []
         prompts = [chunk for chunk in in_order if not chunk.is_decode]
         for chunk in sorted(prompts, key=lambda chunk: chunk.num_tokens):
@@ -119,6 +116,10 @@ class LlamaRunner:
             call.append(chunk)
         if call:
             yield call
+        # Behind the prompts: the last token of a prompt may be among them.
+        decodes = [chunk for chunk in in_order if chunk.is_decode]
+        if decodes:
+            yield decodes
 
     def _fill(self, chunks: list[ScheduledChunk]) -> list[tuple[int, ScheduledChunk]]:
         """The batch of a call; the chunks that want a token, each with its place in the batch."""
@@ -157,6 +158,7 @@ class LlamaRunner:
         for chunk in step.chunks if touched else ():
             if chunk.seq_id in touched and not self._is_complete(chunk.seq_id, chunk.start):
                 raise KvMismatch(chunk.sequence)
+            touched.discard(chunk.seq_id)  # a second chunk begins where the first one will end
         return num_swapped, swap_s
 
     def _is_complete(self, seq_id: SeqId, num_tokens: int) -> bool:

@@ -141,7 +141,7 @@ class Scheduler:
                 self._make_room(sequence)
         singles = [s for s in self._running if self._is_single(s)]
         self._kv.gather(singles)
-        chunks = [self._chunk(sequence, 1) for sequence in singles]
+        chunks = [self._chunk(sequence, sequence.num_computed, 1) for sequence in singles]
         budget = self.planner.budget(len(singles))
         started = [s for s in self._running if not self._is_single(s)]
         may_admit = not (self._is_short_of_room and self._running)
@@ -164,8 +164,11 @@ class Scheduler:
         return self._is_single_from(sequence, sequence.num_computed)
 
     def _is_single_from(self, sequence: Sequence, start: int) -> bool:
-        if start < sequence.num_prompt_tokens:
-            return False
+        num_prompt = sequence.num_prompt_tokens
+        if start < num_prompt:
+            # The last token of a prompt, or of all that is computed again, where the rule has it alone.
+            end = num_prompt if self._limits.exact else sequence.num_tokens
+            return self._rule.tail_block == 1 and start == end - 1
         return self._limits.exact or start == sequence.num_tokens - 1
 
     def _make_room(self, sequence: Sequence) -> None:
@@ -200,8 +203,7 @@ class Scheduler:
                 starved = True
                 continue
             sequence.num_passed_over = 0
-            budget.take(size)
-            chunks.append(self._chunk(sequence, size))
+            self._append(sequence, sequence.num_computed, size, budget, chunks)
         return starved
 
     def _schedule_new(
@@ -253,8 +255,7 @@ class Scheduler:
         self._admitted_s.setdefault(sequence, self._clock())
         grown = self._kv.grow(sequence, start + size)
         assert grown, "can_admit said that there is room"
-        budget.take(size)
-        chunks.append(self._chunk(sequence, size))
+        self._append(sequence, start, size, budget, chunks)
         return True
 
     def _next_size(self, sequence: Sequence, start: int, budget: StepBudget, *, must_advance: bool) -> int:
@@ -271,16 +272,29 @@ class Scheduler:
         whole = self._rule.size(start, end, budget.max_tokens)
         return whole if whole and budget.fits(whole) else 0
 
-    def _chunk(self, sequence: Sequence, num_tokens: int) -> ScheduledChunk:
+    def _append(
+        self, sequence: Sequence, start: int, size: int, budget: StepBudget, chunks: list[ScheduledChunk]
+    ) -> None:
+        """Add a chunk to the step, and behind the last piece of a prompt's body its one-token tail."""
+        if self._is_single_from(sequence, start):
+            chunks.append(self._chunk(sequence, start, 1))
+            return
+        budget.take(size)
+        chunks.append(self._chunk(sequence, start, size))
+        end = start + size
+        if self._is_single_from(sequence, end) and self._kv.grow(sequence, end + 1):
+            chunks.append(self._chunk(sequence, end, 1))
+
+    def _chunk(self, sequence: Sequence, start: int, num_tokens: int) -> ScheduledChunk:
         slot = sequence.slot
         assert slot is not None, "only a running sequence is scheduled"
         return ScheduledChunk(
             sequence=sequence,
             seq_id=slot.seq_id,
-            start=slot.num_tokens,
+            start=start,
             num_tokens=num_tokens,
-            wants_token=slot.num_tokens + num_tokens == sequence.num_tokens,
-            is_decode=self._is_single(sequence),
+            wants_token=start + num_tokens == sequence.num_tokens,
+            is_decode=self._is_single_from(sequence, start),
         )
 
     # ---- after the step
@@ -319,7 +333,7 @@ class Scheduler:
 
         Raises RuntimeError when there is nothing to free, since then it would repeat for ever.
         """
-        if self._kv.evict_one():
+        if self._kv.has_operations or self._kv.evict_one():  # what ended in this step is freed before the next
             return
         if len(self._running) < 2:
             raise RuntimeError("llama.cpp has no room for a single sequence: pool and accounting disagree")

@@ -73,7 +73,8 @@ KvOperation = Remove | Copy | Exchange | SwapOut | SwapIn | SwapDrop
 class ScheduledChunk:
     """Compute tokens[start : start + num_tokens] of a sequence; sample after the last if it wants_token.
 
-    is_decode: its one token is the answer's newest, as against a part of a prompt.
+    is_decode: its one token rides with the decodes: the answer's newest, or a prompt's last where the rest of
+    the prompt was computed before, if only earlier in this step.
     """
 
     sequence: Sequence
@@ -86,7 +87,7 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """kv_operations: done first, in order. chunks: decodes first, then prompt chunks."""
+    """kv_operations: done first, in order. chunks: of one sequence in their order."""
 
     kv_operations: tuple[KvOperation, ...]
     chunks: tuple[ScheduledChunk, ...]
