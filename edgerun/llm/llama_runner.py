@@ -34,6 +34,7 @@ from edgerun.llm.step import (
     SwapIn,
     SwapOut,
 )
+from edgerun.llm.thread_governor import ThreadGovernor
 
 _WARM_UP_TOKENS = 32
 
@@ -53,7 +54,10 @@ class CallRule:
 
 
 class LlamaRunner:
-    """One model and its context. Closing frees both. spare_id: a sequence id that nobody else uses."""
+    """One model and its context. Closing frees both.
+
+    spare_id: a sequence id that nobody else uses. governor: None keeps the threads of the context.
+    """
 
     def __init__(
         self,
@@ -62,10 +66,12 @@ class LlamaRunner:
         end_tokens: Tokens[int],
         rule: CallRule,
         spare_id: int,
+        governor: ThreadGovernor | None = None,
     ) -> None:
         self._model, self._context = model, context
         self._end_tokens = tuple(end_tokens)
-        self._rule, self._spare_id = rule, spare_id
+        self._rule, self._spare_id, self._governor = rule, spare_id, governor
+        self._num_threads = context.settings.num_threads
         self._samplers: dict[RequestId, Sampler] = {}
         self._swapped: dict[int, SavedCells] = {}
 
@@ -90,6 +96,7 @@ class LlamaRunner:
                     failed.append(FailedSequence(chunk.sequence, error))
             computed += chunks
             timings.append(_timing(chunks, time.perf_counter() - began_s))
+        self._govern(timings)
         return ModelRunnerOutput(
             computed=tuple(computed),
             sampled=tuple(sampled),
@@ -99,6 +106,17 @@ class LlamaRunner:
             swap_s=swap_s,
             had_room=had_room,
         )
+
+    def _govern(self, timings: list[CallTiming]) -> None:
+        """Learn from calls that only decoded, and set the threads for the next step."""
+        if self._governor is None:
+            return
+        for timing in timings:
+            if timing.num_prompt_tokens == 0:
+                self._governor.see(timing.num_decodes, timing.duration_s)
+        if self._governor.num_threads != self._num_threads:
+            self._num_threads = self._governor.num_threads
+            self._context.set_num_threads(self._num_threads)
 
     def _calls(self, chunks: tuple[ScheduledChunk, ...]) -> Iterator[list[ScheduledChunk]]:
         """The step, cut into calls. Neighbouring ids side by side: streams want them in order."""

@@ -21,6 +21,7 @@ from edgerun.llm.kv_memory import KvRegion, large_mappings
 from edgerun.llm.llama_api import NOT_GENERATING, ContextSettings, LlamaContext, LlamaLibrary, LlamaModel
 from edgerun.llm.llama_runner import CallRule, LlamaRunner
 from edgerun.llm.resolving import Facts, Resolved, resolve_settings
+from edgerun.llm.thread_governor import ThreadGovernor
 from edgerun.repository.spec import LlmSettings, ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,8 @@ def load_llm(
     end_tokens = model.end_tokens()
     rule = CallRule(separate=not use_gpu, joins_equal=not resolved.is_unified)
     settings = resolved.settings
+    is_free = not (use_gpu or deterministic or spec.llm.num_threads)
+    governor = ThreadGovernor(settings.num_threads) if is_free else None
     logger.info(
         "loaded %s: %d tokens of context, %d sequences, %d tokens of KV cache (%s, flash attention %s), "
         "%d threads%s",
@@ -113,7 +116,7 @@ def load_llm(
     return LoadedLlm(
         model=model,
         context=context,
-        runner=LlamaRunner(model, context, end_tokens, rule, resolved.spare_id),
+        runner=LlamaRunner(model, context, end_tokens, rule, resolved.spare_id, governor),
         facts=facts,
         resolved=resolved,
         is_deterministic=deterministic,

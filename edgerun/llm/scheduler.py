@@ -333,7 +333,9 @@ class Scheduler:
 
         Raises RuntimeError when there is nothing to free, since then it would repeat for ever.
         """
-        if self._kv.has_operations or self._kv.evict_one():  # what ended in this step is freed before the next
+        if (
+            self._kv.has_operations or self._kv.evict_one()
+        ):  # what ended in this step is freed before the next
             return
         if len(self._running) < 2:
             raise RuntimeError("llama.cpp has no room for a single sequence: pool and accounting disagree")

@@ -8,10 +8,12 @@ import itertools
 import time
 
 import httpx
+import msgspec
 import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
+from edgerun.engine.messages import LlmStats, Stats
 from edgerun.errors import EngineLost
 from edgerun.server.metrics import EngineCollector, GenerationTimer, ServerMetrics
 
@@ -112,6 +114,62 @@ def test_a_lost_engine_keeps_its_counters_and_empties_its_gauges() -> None:
     collector.lost()
     assert value_of(collector, "vllm:prefix_cache_hits") == 7
     assert value_of(collector, "vllm:num_requests_running") == 0
+
+
+BUSY = msgspec.structs.replace(
+    stats_of().llm["parrot"],
+    num_parked=5,
+    num_swapped=2,
+    swap_bytes=4096,
+    swaps_total=3,
+    recomputes_total=4,
+    kv_waste=0.125,
+    step_ms=12.5,
+    prefill_tokens_per_s=640.0,
+    prefix_misses={"new": 6, "evicted": 1},
+)
+
+
+def test_the_kv_cache_and_the_steps_are_shown() -> None:
+    with running(FakeEngine(stats_now=llm_stats(BUSY))) as server:
+        found = scrape(server)
+    label = "{model_name=parrot}"
+    assert found[f"edgerun_kv_parked_sequences{label}"] == 5
+    assert found[f"edgerun_kv_swapped_sequences{label}"] == 2
+    assert found[f"edgerun_kv_swap_bytes{label}"] == 4096
+    assert found[f"edgerun_kv_swaps_total{label}"] == 3
+    assert found[f"edgerun_kv_recomputes_total{label}"] == 4
+    assert found[f"edgerun_kv_waste_ratio{label}"] == 0.125
+    assert found[f"edgerun_step_decode_seconds{label}"] == 0.0125
+    assert found[f"edgerun_prefill_tokens_per_second{label}"] == 640
+    assert found["edgerun_prefix_cache_misses_total{model_name=parrot,reason=new}"] == 6
+    assert found["edgerun_prefix_cache_misses_total{model_name=parrot,reason=evicted}"] == 1
+
+
+def test_misses_add_up_over_engines_that_do_not_name_every_reason() -> None:
+    collector = EngineCollector()
+    for misses in ({"new": 6, "evicted": 1}, {"new": 2}, {"new": 3, "evicted": 4}):
+        collector.update(llm_stats(msgspec.structs.replace(BUSY, prefix_misses=misses)))
+    found = {
+        sample.labels["reason"]: sample.value
+        for family in collector.collect()
+        if family.name == "edgerun_prefix_cache_misses"
+        for sample in family.samples
+    }
+    assert found == {"new": 6 + 3, "evicted": 1 + 4}
+
+
+def test_all_gauges_of_a_lost_engine_are_zero() -> None:
+    collector = EngineCollector()
+    collector.update(llm_stats(BUSY))
+    collector.lost()
+    gauges = [family for family in collector.collect() if family.type == "gauge"]
+    assert len(gauges) > 8
+    assert not any(sample.value for family in gauges for sample in family.samples)
+
+
+def llm_stats(llm: LlmStats) -> Stats:
+    return Stats(request_id=1, llm={"parrot": llm}, vision={})
 
 
 def value_of(collector: EngineCollector, name: str) -> float:
