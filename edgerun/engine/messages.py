@@ -52,7 +52,7 @@ class LlmTuning(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured to be fastest for one model on one device (see llm/tuning.py).
 
     trials: one readable line for each combination that was tried, the chosen one first. was_busy: other
-    programs ran meanwhile, so it is worth measuring again.
+    programs ran meanwhile, or the time was too short, so it is worth measuring again.
     """
 
     kv_layout: Literal["unified", "streams"]

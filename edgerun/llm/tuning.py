@@ -164,12 +164,14 @@ def tune(
     candidates, counts = layouts(asked, facts), thread_counts(asked, facts)
     probes: dict[Candidate, Probe] = {}
     notes: list[str] = []
+    missed = False
     with ExitStack() as stack:
         for candidate in candidates:
             spent_s = clock() - started_s
             budget_s = BUDGET_S * (2 if other_load() > _MAX_OTHER_LOAD else 1)
             if probes and spent_s * (1 + 1 / len(probes)) > budget_s * _LAYOUTS_SHARE:
                 notes.append(f"{candidate}: not tried, for want of time")
+                missed = True
                 continue
             try:
                 probes[candidate] = open_probe(candidate)
@@ -196,7 +198,7 @@ def tune(
     winner = choose(of_threads, _MIN_GAIN_OF_FEWER_THREADS)
     others += [trial for trial in of_threads if trial.candidate != winner.candidate]
     others.sort(key=lambda trial: trial.relative_to(winner))
-    return _tuning(winner.candidate, [*map(str, (winner, *others)), *notes], was_busy=is_busy)
+    return _tuning(winner.candidate, [*map(str, (winner, *others)), *notes], was_busy=is_busy or missed)
 
 
 def _take_turns(turns: list[tuple[Probe, int]], deadline_s: float, clock: Callable[[], float]) -> None:
