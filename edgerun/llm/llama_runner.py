@@ -47,10 +47,13 @@ class CallRule:
     choose its kernels (see chunks.py). Else all in one, which saves a GPU a pass over the weights.
     joins_equal: chunks of one length in neighbouring streams share a call; llama.cpp computes them side by
     side.
+    cells_per_pass: streams alone. A call attends to as many cells in each stream as in its longest one; more
+    cells than this in vain, and another pass over the weights is cheaper. 0: never split.
     """
 
     separate: bool
     joins_equal: bool
+    cells_per_pass: int = 0
 
 
 class LlamaRunner:
@@ -96,18 +99,18 @@ class LlamaRunner:
                     failed.append(FailedSequence(chunk.sequence, error))
             computed += chunks
             timings.append(_timing(chunks, time.perf_counter() - began_s))
-        self._govern(timings)
+        self._govern(_join_decodes(timings))
         return ModelRunnerOutput(
             computed=tuple(computed),
             sampled=tuple(sampled),
             failed=tuple(failed),
-            timings=tuple(timings),
+            timings=_join_decodes(timings),
             num_swapped_tokens=num_swapped,
             swap_s=swap_s,
             had_room=had_room,
         )
 
-    def _govern(self, timings: list[CallTiming]) -> None:
+    def _govern(self, timings: tuple[CallTiming, ...]) -> None:
         """Learn from calls that only decoded, and set the threads for the next step."""
         if self._governor is None:
             return
@@ -137,7 +140,7 @@ class LlamaRunner:
         # Behind the prompts: the last token of a prompt may be among them.
         decodes = [chunk for chunk in in_order if chunk.is_decode]
         if decodes:
-            yield decodes
+            yield from split_by_length(decodes, self._rule.cells_per_pass)
 
     def _fill(self, chunks: list[ScheduledChunk]) -> list[tuple[int, ScheduledChunk]]:
         """The batch of a call; the chunks that want a token, each with its place in the batch."""
@@ -215,7 +218,10 @@ class LlamaRunner:
         for seq_id in map(SeqId, range(self._context.settings.num_seq_ids)):
             held = num_tokens.get(seq_id, 0)
             first, last = self._context.position_range(seq_id)
-            assert last == held - 1, f"sequence id {seq_id} ends at position {last}, not {held - 1}"
+            # A cut may leave nothing of a sliding window; who starts from that is told (see _is_complete).
+            is_gone = last == -1 and self._model.memory_kind() == "window"
+            is_right = last == held - 1 or is_gone
+            assert is_right, f"sequence id {seq_id} ends at position {last}, not {held - 1}"
             if self._model.memory_kind() == "plain":
                 assert first == (0 if held else -1), f"sequence id {seq_id} begins at position {first}"
 
@@ -254,6 +260,38 @@ class LlamaRunner:
 
 def _are_alike(one: ScheduledChunk, other: ScheduledChunk) -> bool:
     return one.num_tokens == other.num_tokens and one.seq_id + 1 == other.seq_id
+
+
+def split_by_length(decodes: list[ScheduledChunk], cells_per_pass: int) -> list[list[ScheduledChunk]]:
+    """Cut decodes, in the order of their streams, where the cells attended to in vain cost more than a pass.
+
+    The cheapest cut into runs, where a run costs a pass and, for each of its streams, its longest one.
+    """
+    lengths = [chunk.start for chunk in decodes]
+    if not cells_per_pass or sum(max(lengths) - length for length in lengths) <= cells_per_pass:
+        return [decodes]
+    best: list[tuple[int, int]] = [(0, 0)]  # of the first i: cost, and where the last run begins
+    for end in range(1, len(decodes) + 1):
+        longest, options = 0, []
+        for start in range(end - 1, -1, -1):
+            longest = max(longest, lengths[start])
+            options.append((best[start][0] + cells_per_pass + (end - start) * longest, start))
+        best.append(min(options))
+    runs, end = [], len(decodes)
+    while end:
+        start = best[end][1]
+        runs.append(decodes[start:end])
+        end = start
+    return runs[::-1]
+
+
+def _join_decodes(timings: list[CallTiming]) -> tuple[CallTiming, ...]:
+    """What was decoded in several calls, as one: the scheduler thinks of all decodes of a step together."""
+    decodes = [timing for timing in timings if timing.num_prompt_tokens == 0]
+    if len(decodes) < 2:
+        return tuple(timings)
+    whole = CallTiming(sum(t.num_decodes for t in decodes), 0, sum(t.duration_s for t in decodes))
+    return (*(timing for timing in timings if timing.num_prompt_tokens), whole)
 
 
 def _timing(chunks: list[ScheduledChunk], duration_s: float) -> CallTiming:
