@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BLOCK = 16  # cut at multiples of this where there is a choice: whole blocks can be shared early
+BLOCK = 16
+_KERNEL_ROWS = 4  # ggml's repacked kernels take so many tokens at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,11 @@ class ChunkRule:
     def body_end(self, num_tokens: int) -> int:
         """Where the tail of a prompt of num_tokens begins."""
         return (num_tokens - 1) // self.tail_block * self.tail_block
+
+    def long_body(self, num_tokens: int) -> int:
+        """Leading tokens that take the kernels of long pieces, in this prompt and in any that goes on from it."""
+        end = self.body_end(num_tokens)
+        return end if end >= self.min_chunk else 0
 
     def reusable(self, num_found: int, num_tokens: int) -> int:
         """How many of num_found leading tokens may be reused so that the rest falls in the same classes as
@@ -55,7 +61,9 @@ class ChunkRule:
         if left < 2 * least:  # cutting would leave a piece of the other class
             return min(left, most)
         smallest = -(-max(least, BLOCK) // BLOCK) * BLOCK
-        size = (start + room) // BLOCK * BLOCK - start
-        if size < smallest:
+        # Without a class to keep, small pieces fill the time better than whole blocks.
+        unit = BLOCK if self.min_chunk > BLOCK else _KERNEL_ROWS
+        size = (start + room) // unit * unit - start
+        if size < (smallest if unit == BLOCK else least):
             size = min(smallest, most)
         return left - least if size > 0 and left - size < least else size

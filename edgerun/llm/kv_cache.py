@@ -25,6 +25,7 @@ MissReason = Literal["none", "new", "evicted", "short", "off"]
 _MAX_COMPARED_SLOTS = 16
 # Moving 500 tokens to another stream takes about as long as one more pass over the weights.
 _TOKENS_MOVED_PER_PASS = 500
+_MAX_MOVED = 2048  # tokens; a step must not become much longer by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,9 @@ class KvCache:
         """What of the sequence's tokens is here and may be reused; at least one is left to compute."""
         if not self.config.prefix_cache or not sequence.uses_cache:
             return Lookup(0, None, None, 0, "off")
-        num_tokens = sequence.num_prompt_tokens if self.config.exact else sequence.num_tokens
-        limit = self.config.rule.reusable(num_tokens, num_tokens)
+        rule, is_exact = self.config.rule, self.config.exact
+        num_tokens = sequence.num_prompt_tokens if is_exact else sequence.num_tokens
+        limit = rule.long_body(num_tokens) if is_exact else rule.reusable(num_tokens, num_tokens)
         if sequence.swapped is not None:
             limit = min(limit, sequence.swapped.start)
         if limit < self.config.block_size:
@@ -92,7 +94,7 @@ class KvCache:
         match = self._prefixes.match(sequence.tokens, limit)
         source, found = self._best_source(match.slots, sequence.tokens, match.num_blocks, limit)
         if sequence.swapped is None:
-            found = self.config.rule.reusable(found, num_tokens)
+            found = rule.reusable(found, num_tokens)
         if match.num_blocks == limit // self.config.block_size:
             miss: MissReason = "none"
         else:
@@ -155,7 +157,7 @@ class KvCache:
         if sequence.swapped is not None:
             self._swap_in(sequence, slot)
         elif self.config.prefix_cache and sequence.uses_cache:
-            self._prefixes.announce(slot, sequence.num_prompt_tokens)
+            self._prefixes.announce(slot, self._prompt_to_reuse(sequence))
         if not sequence.was_admitted:
             self._count(sequence, lookup)
 
@@ -230,7 +232,8 @@ class KvCache:
             return
         self._prefixes.drop(slot, keep)
         self.pool.release(slot.block_table, keep, parked=True)
-        slot.num_tokens = slot.num_reusable = min(slot.num_tokens, keep * self.config.block_size)
+        slot.num_tokens = min(slot.num_tokens, keep * self.config.block_size)
+        slot.num_reusable = min(slot.num_reusable, slot.num_tokens)
         self._operations.append(Remove(slot.seq_id, slot.num_tokens))
 
     def _evict(self, slot: KvSlot) -> None:
@@ -261,9 +264,15 @@ class KvCache:
         if not self.config.prefix_cache or not sequence.uses_cache:
             return
         # What an answer's steps computed one by one, a cold prompt would compute in one go.
-        slot.num_reusable = min(num_tokens, sequence.num_prompt_tokens) if self.config.exact else num_tokens
+        is_exact = self.config.exact
+        slot.num_reusable = min(num_tokens, self._prompt_to_reuse(sequence)) if is_exact else num_tokens
         if slot.num_reusable // self.config.block_size > len(slot.path):
             self._prefixes.hold(slot, slot.num_reusable)
+
+    def _prompt_to_reuse(self, sequence: Sequence) -> int:
+        """Of its prompt's tokens. Exact: the tail would not be one in a prompt that goes on."""
+        num_tokens = sequence.num_prompt_tokens
+        return self.config.rule.long_body(num_tokens) if self.config.exact else num_tokens
 
     def park(self, sequence: Sequence) -> None:
         """The sequence ended: keep its cells for whoever asks the same, unless another slot has them too."""
@@ -360,7 +369,7 @@ class KvCache:
             assert slot is not None, "it runs"
             moved = slot.num_tokens + (other.num_tokens if other is not None else 0)
             num_left = sequence.request.num_max_tokens - sequence.num_output_tokens
-            if num_left * _TOKENS_MOVED_PER_PASS < 4 * moved:
+            if moved > _MAX_MOVED or num_left * _TOKENS_MOVED_PER_PASS < 4 * moved:
                 continue
             if other is not None:
                 self._operations.append(Exchange(seq_id, hole))
