@@ -361,6 +361,7 @@ class KvCache:
             return
         bases = range(max(0, min(ids[0], self.config.num_seq_ids - width)), ids[-1] - width + 2)
         base = max(bases, key=lambda b: sum(1 for i in ids if b <= i < b + width))
+        room = _MAX_MOVED
         holes = [SeqId(i) for i in range(base, base + width) if i not in slots]
         occupants = {slot.seq_id: slot for slot in (*self._running, *self._parked)}
         for seq_id, hole in zip((i for i in ids if not base <= i < base + width), holes, strict=True):
@@ -369,8 +370,9 @@ class KvCache:
             assert slot is not None, "it runs"
             moved = slot.num_tokens + (other.num_tokens if other is not None else 0)
             num_left = sequence.request.num_max_tokens - sequence.num_output_tokens
-            if moved > _MAX_MOVED or num_left * _TOKENS_MOVED_PER_PASS < 4 * moved:
+            if moved > room or num_left * _TOKENS_MOVED_PER_PASS < 4 * moved:
                 continue
+            room -= moved
             if other is not None:
                 self._operations.append(Exchange(seq_id, hole))
                 other.seq_id = seq_id

@@ -24,6 +24,7 @@ from edgerun.llm.waiting_queue import WaitingQueue
 _LONGEST_RETRY_S = 60
 _MAX_LOOKED_AT = 64  # waiting sequences looked at in one step: each costs a walk through the prefix tree
 _MAX_PASSED_OVER = 3
+_STEADY_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class Scheduler:
         self._duration_s = 0.0  # of a request, from its admission to its end: a running mean
         self._admitted_s: dict[Sequence, float] = {}
         self.planner = StepPlanner(limits.inter_token_target_s, limits.max_num_batched_tokens)
+        self._decoded_together: list[Sequence] = []
+        self._num_steady_steps = 0
         self.num_preemptions = self.num_swaps = 0
 
     @property
@@ -140,7 +143,7 @@ class Scheduler:
             if sequence.status is SequenceStatus.RUNNING and self._is_single(sequence):
                 self._make_room(sequence)
         singles = [s for s in self._running if self._is_single(s)]
-        self._kv.gather(singles)
+        self._gather(singles)
         chunks = [self._chunk(sequence, sequence.num_computed, 1) for sequence in singles]
         budget = self.planner.budget(len(singles))
         started = [s for s in self._running if not self._is_single(s)]
@@ -158,6 +161,17 @@ class Scheduler:
             self._preempt(max(self._running, key=_urgency))
             return self.schedule()
         return SchedulerOutput(self._kv.take_operations(), tuple(chunks))
+
+    def _gather(self, singles: list[Sequence]) -> None:
+        """Neighbouring streams for what decodes together, once it has been the same for some steps: while
+        requests come and go, a move is soon in vain."""
+        if singles == self._decoded_together:
+            self._num_steady_steps += 1
+        else:
+            self._decoded_together, self._num_steady_steps = singles, 0
+        if self._num_steady_steps >= _STEADY_STEPS:
+            self._num_steady_steps = 0
+            self._kv.gather(singles)
 
     def _is_single(self, sequence: Sequence) -> bool:
         """Its next chunk is one token that rides with the decodes."""

@@ -166,6 +166,9 @@ class GenerationTimer:
     def __init__(self, metrics: ServerMetrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
+        # Looking a label up takes as long as counting with it, and there are two for each token.
+        self._inter_token = metrics.inter_token.labels(model)
+        self._generation_tokens = metrics.generation_tokens.labels(model)
         self._arrived_s = self._last_s = time.monotonic()
         self._has_token = False
 
@@ -180,8 +183,8 @@ class GenerationTimer:
             self._metrics.ttft.labels(self._model).observe(now_s - self._arrived_s)
         else:
             for _ in range(count):
-                self._metrics.inter_token.labels(self._model).observe((now_s - self._last_s) / count)
-        self._metrics.generation_tokens.labels(self._model).inc(count)
+                self._inter_token.observe((now_s - self._last_s) / count)
+        self._generation_tokens.inc(count)
         self._last_s = now_s
 
     def finished(self, reason: str) -> None:
