@@ -145,7 +145,8 @@ class Scheduler:
         singles = [s for s in self._running if self._is_single(s)]
         self._gather(singles)
         chunks = [self._chunk(sequence, sequence.num_computed, 1) for sequence in singles]
-        budget = self.planner.budget(len(singles))
+        num_prompts = self.num_running - len(singles) + self.num_waiting - len(self._awaits)
+        budget = self.planner.budget(len(singles), num_prompts)
         started = [s for s in self._running if not self._is_single(s)]
         may_admit = not (self._is_short_of_room and self._running)
         if started and may_admit:
