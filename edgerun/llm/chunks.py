@@ -33,7 +33,7 @@ class ChunkRule:
         return (num_tokens - 1) // self.tail_block * self.tail_block
 
     def long_body(self, num_tokens: int) -> int:
-        """Leading tokens that take the kernels of long pieces, in this prompt and in any that goes on from it."""
+        """Leading tokens that take the kernels of long pieces, here and in any prompt that goes on from it."""
         end = self.body_end(num_tokens)
         return end if end >= self.min_chunk else 0
 
@@ -62,8 +62,8 @@ class ChunkRule:
             return min(left, most)
         smallest = -(-max(least, BLOCK) // BLOCK) * BLOCK
         # Without a class to keep, small pieces fill the time better than whole blocks.
-        unit = BLOCK if self.min_chunk > BLOCK else _KERNEL_ROWS
+        unit = BLOCK if self.tail_block > 1 else _KERNEL_ROWS
         size = (start + room) // unit * unit - start
         if size < (smallest if unit == BLOCK else least):
-            size = min(smallest, most)
-        return left - least if size > 0 and left - size < least else size
+            size = min(smallest, most, left)
+        return left - least if size > 0 and 0 < left - size < least else size
