@@ -115,12 +115,13 @@ class StepPlanner:
     def budget(self, num_decodes: int, num_prompts: int = 1) -> StepBudget:
         """What is left to prompts beside num_decodes running answers.
 
-        num_prompts: requests that wait for their first token. While they are more than the running ones the
-        target is stretched: longer steps serve the many sooner and cost less in all.
+        num_prompts: requests that wait for their first token. For a single one the target holds; for several
+        it is stretched, since longer steps serve them all sooner and cost less in all.
         """
         decode_s = self.cost.decode_s(num_decodes)
         if num_decodes:
-            limit_s = self._target_s * _MARGIN * max(1.0, min(_MAX_STRETCH, num_prompts / num_decodes))
+            stretch = max(1.0, min(_MAX_STRETCH, (num_prompts + 1) / 2))
+            limit_s = self._target_s * _MARGIN * stretch
         else:
             limit_s = self._target_s * _IDLE_TARGETS
         limit_s = max(limit_s, decode_s * _STEP_OVER_DECODES)

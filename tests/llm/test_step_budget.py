@@ -56,11 +56,11 @@ def test_nobody_waits_for_a_token_so_the_step_may_be_longer() -> None:
     assert made.budget(0).tokens() > 3 * made.budget(8).tokens()
 
 
-def test_the_target_is_stretched_while_more_wait_than_run() -> None:
+def test_the_target_holds_for_one_newcomer_and_is_stretched_for_several() -> None:
     made = planner()
-    assert made.budget(4, 4).tokens() == made.budget(4, 1).tokens()
-    assert made.budget(4, 8).tokens() > 1.8 * made.budget(4, 1).tokens()
-    assert made.budget(4, 100).tokens() == made.budget(4, 12).tokens()
+    assert made.budget(4, 0).tokens() == made.budget(4, 1).tokens()
+    assert made.budget(4, 3).tokens() > 1.8 * made.budget(4, 1).tokens()
+    assert made.budget(4, 100).tokens() == made.budget(4, 5).tokens()
 
 
 def test_a_budget_shrinks_by_what_is_taken_and_equal_lengths_share_a_pass() -> None:
