@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from edgerun.engine.client import EngineClient
-from edgerun.engine.messages import Start
+from edgerun.engine.messages import LlmInfo, Start
 from edgerun.engine.process import OPENMP_ENV
 from edgerun.llm.llama_api import ContextSettings, LlamaContext, LlamaLibrary, LlamaModel
 from edgerun.llm.loader import physical_cores
@@ -35,9 +35,18 @@ PROMPT = "The river flows through the valley and "
 class BareLoop:
     """Greedy decoding with nothing around llama_decode but an argmax."""
 
-    def __init__(self, lib_dir: Path, spec: ModelSpec, num_threads: int, num_kv_tokens: int) -> None:
+    def __init__(self, lib_dir: Path, spec: ModelSpec, info: LlmInfo) -> None:
+        """info: what the engine runs with; the same layout, kernels and threads are taken here."""
         self._model = LlamaModel(LlamaLibrary(lib_dir), spec.path, use_gpu=False)
-        self._context = LlamaContext(self._model, ContextSettings(num_kv_tokens, 512, 8, num_threads))
+        settings = ContextSettings(
+            num_kv_tokens=info.num_kv_tokens,
+            max_batch_tokens=512,
+            num_seq_ids=info.max_num_seqs,
+            num_threads=info.num_threads,
+            unified=info.kv_layout == "unified",
+            flash_attention=info.flash_attention,
+        )
+        self._context = LlamaContext(self._model, settings)
 
     def tokens_per_s(self, num_tokens: int) -> float:
         context, batch = self._context, self._context.batch
@@ -84,7 +93,7 @@ async def compare(args: argparse.Namespace) -> list[tuple[float, float]]:
     try:
         loaded = await client.load(spec)
         assert loaded.llm is not None
-        bare = BareLoop(lib_dir, spec, threads, loaded.llm.num_kv_tokens)
+        bare = BareLoop(lib_dir, spec, loaded.llm)
         rounds = []
         for number in range(args.rounds + 1):
             pair = (
