@@ -107,7 +107,8 @@ def load_llm(
         cells_per_pass=0 if resolved.is_unified else cells_per_pass,
     )
     settings = resolved.settings
-    is_free = not (use_gpu or deterministic or spec.llm.num_threads)
+    # With flash attention another number of threads gives other bits: the same request, another answer.
+    is_free = not (use_gpu or deterministic or spec.llm.num_threads or resolved.has_flash_attention)
     governor = ThreadGovernor(settings.num_threads) if is_free else None
     logger.info(
         "loaded %s: %d tokens of context, %d sequences, %d tokens of KV cache (%s, flash attention %s), "
