@@ -33,7 +33,7 @@ class ChunkRule:
         return (num_tokens - 1) // self.tail_block * self.tail_block
 
     def long_body(self, num_tokens: int) -> int:
-        """Leading tokens that take the kernels of long pieces, here and in any prompt that goes on from it."""
+        """Leading tokens that take the kernels of long pieces here and in any prompt that goes on from it."""
         end = self.body_end(num_tokens)
         return end if end >= self.min_chunk else 0
 
