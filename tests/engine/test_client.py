@@ -77,10 +77,13 @@ def test_a_bad_file_costs_an_error_and_nothing_else(run: Run, tmp_path: Path) ->
 
 def test_a_model_that_passed_is_not_checked_again(run: Run) -> None:
     async def body(rig: Rig) -> None:
-        assert rig.cache.is_file()
+        # With nothing left to measure: what was measured on a busy machine is measured again.
+        fixed = replace(rig.spec.llm, kv_layout="unified", flash_attention="on", num_threads=1)
+        spec = replace(rig.spec, llm=fixed)
+        await rig.client.load(spec)
         before = rig.cache.stat().st_mtime_ns
         stages: list[str] = []
-        await rig.client.load(rig.spec, lambda progress: stages.append(progress.stage))
+        await rig.client.load(spec, lambda progress: stages.append(progress.stage))
         assert rig.cache.stat().st_mtime_ns == before
         assert stages[0] == "check"
         assert "load" in stages
