@@ -23,7 +23,7 @@ def cut(
 ) -> list[tuple[int, int]]:
     """Start and end of each piece from `start` on. Steps without room are passed over, and after the last one
     of `rooms` there is plenty."""
-    pieces = []
+    pieces: list[tuple[int, int]] = []
     for room in [*rooms, *[ENOUGH] * (num_tokens + 1)]:
         if start == num_tokens:
             return pieces
@@ -142,3 +142,13 @@ def test_a_found_prefix_is_given_up_in_part_where_the_rest_would_be_too_short() 
     # A short body takes the kernels of short pieces anyway.
     assert WITH_FLASH.reusable(48, 64) == 48
     assert [WITHOUT_FLASH.reusable(found, 50) for found in (47, 48, 49, 50)] == [47, 47, 49, 49]
+
+
+@given(rules, lengths, st.integers(0, 300))
+def test_the_long_body_is_computed_alike_in_every_prompt_that_goes_on_from_it(
+    rule: ChunkRule, num_tokens: int, num_more: int
+) -> None:
+    end = rule.long_body(num_tokens)
+    for length in (num_tokens, num_tokens + num_more):
+        kernels = cold(rule, length)
+        assert all(kernels[i] for i in range(end))

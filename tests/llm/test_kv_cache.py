@@ -130,6 +130,22 @@ def test_the_least_recently_used_gives_way_from_its_tail() -> None:
     rig.kv.check_integrity([third])
 
 
+def test_blocks_that_are_shared_with_a_parked_slot_do_not_count_as_room_too() -> None:
+    rig = Rig(num_blocks=5)
+    running = rig.run([9] * 16)
+    rig.kv.park(rig.run([1] * 64))
+    new = Sequence.of(make_request(9, [1] * 32 + [2] * 60))
+    lookup = rig.kv.lookup(new)
+    assert lookup.num_tokens == 32
+    assert rig.kv.pool.num_available == 4
+    assert not rig.kv.can_admit(lookup, 65, 0)
+    assert not rig.kv.can_admit(lookup, 64, 1)
+    assert rig.kv.can_admit(lookup, 64, 0)
+    rig.kv.admit(new, lookup)
+    assert rig.kv.grow(new, 64)
+    rig.kv.check_integrity([running, new])
+
+
 def test_exact_reuses_what_a_prompt_computed_and_nothing_else() -> None:
     rig = Rig("streams", num_blocks=64, exact=True)
     first = rig.admit([1] * 33)

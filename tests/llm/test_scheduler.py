@@ -597,3 +597,4 @@ TestExactFuzz = ExactFuzz.TestCase
 # At least 10,000 steps in all: 5 kinds, 100 examples, up to 40 rules of up to 12 steps, and a run to the end.
 for case in (TestSchedulerFuzz, TestSwapFuzz, TestManyChunksFuzz, TestStreamsFuzz, TestExactFuzz):
     case.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+del case  # else pytest would run the last one twice
