@@ -137,11 +137,11 @@ class KvCache:
         """Give the sequence a slot that starts with what the lookup found. See can_admit."""
         source, num_tokens = lookup.source, lookup.num_tokens
         if source is None:
-            slot = self._new_slot(sequence, avoid=None)
+            slot = self._new_slot(sequence)
         elif self._takes_over(source, num_tokens):
             slot = self._take_over(source, sequence, num_tokens)
         else:
-            slot = self._new_slot(sequence, avoid=source)
+            slot = self._new_slot(sequence)
             self._operations.append(Copy(source.seq_id, slot.seq_id, num_tokens))
             if self.config.layout == "unified":
                 slot.block_table = self.pool.share(source.block_table[: self._shared_blocks(lookup)])
@@ -187,9 +187,9 @@ class KvCache:
         self._running[slot] = None
         return slot
 
-    def _new_slot(self, sequence: Sequence, avoid: KvSlot | None) -> KvSlot:
+    def _new_slot(self, sequence: Sequence) -> KvSlot:
         if not self._free_ids:
-            self._evict(next(slot for slot in self._parked if slot is not avoid))
+            self._evict(next(iter(self._parked)))  # not a source: without a free id that is taken over
         slot = KvSlot(heapq.heappop(self._free_ids), sequence.tokens)
         self._running[slot] = None
         return slot
@@ -296,6 +296,16 @@ class KvCache:
         sequence.slot = None
         del self._running[slot]
         self._free(slot, parked=False)
+
+    def release_distrusted(self, sequence: Sequence) -> None:
+        """Its shared cells turned out to be incomplete: give them back, and keep no parked slot with that
+        prefix, which the next one would be misled by too."""
+        slot = sequence.slot
+        assert slot is not None, "only a running sequence has cells"
+        for other in list(slot.path[0].slots) if slot.path else ():
+            if not other.is_running:
+                self._evict(other)
+        self.release(sequence)
 
     # ---- preempted sequences
 

@@ -362,7 +362,7 @@ class Scheduler:
         sequence.uses_cache = False
         self._kv.drop_swapped(sequence)
         self._running.remove(sequence)
-        self._kv.release(sequence)
+        self._kv.release_distrusted(sequence)
         sequence.status = SequenceStatus.PREEMPTED
         self._waiting.put_back(sequence)
 
